@@ -304,6 +304,23 @@ def test_convolutions_of_bytes_are_exact(left: str, right: str, size: int, step:
 
 
 @pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
+def test_a_view_with_padding_is_read_in_place() -> None:
+    program = ee.parse(
+        "tensor X[6, 5, 7] int8\ntensor K[4, 6, 3, 3] int8 weight\n"
+        "V[n:1, c:6, h:5, w:7] = X[c, h, w] pad [0, 0, 1, 1]\n"
+        "Y[n:1, f:4, h:5, w:7] = sum[c:6, r:3, s:3] V[n, c, h+r-1, w+s-1] * K[f, c, r, s]\noutput Y"
+    )
+    view, product = program.equations
+    program = replace(program, equations=(replace(view, via=Instance(VIEW)), product))
+    given = {t.name: numbers(*t.shape, dtype=t.dtype) for t in program.inputs}
+    made = compile_program(program, constants={"K": given["K"]})
+    assert made.engines == {"V": "view", "Y": "integers"}
+    want = evaluate(program, given)["Y"]
+    np.testing.assert_array_equal(made.run({"X": given["X"]})["Y"], want)
+    np.testing.assert_array_equal(in_session(made, {"X": given["X"]})["Y"], want)
+
+
+@pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
 def test_threads_share_a_product_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both operands are packed by the threads of the session: one matrix for each b, and views of a tensor."""
     monkeypatch.setattr(integer_products, "MIN_SHARED_PRODUCTS", 0)

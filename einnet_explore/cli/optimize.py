@@ -29,7 +29,6 @@ from einnet_explore.pipeline.given_inputs import given_inputs
 from einnet_explore.pipeline.optimised import ORIGINAL_FILE, Optimised
 from einnet_explore.pipeline.optimiser import Optimiser, make_settings, read_model
 from einnet_explore.pipeline.selection import selection_seconds
-from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR
 from einnet_explore.strategies.candidate import save_record
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.executors import SerialExecutor, executor
@@ -92,7 +91,7 @@ def run_optimize(arguments: argparse.Namespace) -> int:
         raise failures[0]
     if report["interrupted"]:
         return INTERRUPTED
-    return OK if fast.errors[1] <= MAX_RELATIVE_ERROR else NO
+    return OK if fast.errors[1] <= fast.max_error else NO
 
 
 def _result(work: Optimiser) -> Optimised:

@@ -136,6 +136,7 @@ class Optimised:
     skipped: tuple[Skipped, ...]
     timings: Mapping[str, Timing]
     errors: tuple[float, float]
+    max_error: float
     search_seconds: float
     folded_weights: int
     fused_eoperators: int

@@ -392,6 +392,7 @@ class Selector:
             skipped=(),
             timings=measured.timings,
             errors=measured.errors,
+            max_error=self.baseline.max_error,
             search_seconds=0.0,
             folded_weights=sum(len(weight_only(a.piece.program)) for a in assembled),
             fused_eoperators=sum(count_fusions(d) for d in derivations if d is not None),

@@ -94,7 +94,8 @@ class ByteOperand:
 
     def matrices(self, array: Array) -> Array:
         """All matrices of *array*, as [matrix, row or column, step], in ``uint8``."""
-        held = np.pad(array, self.pads, constant_values=self.value) if self.pads else array
+        held = array.reshape(self.shape)
+        held = np.pad(held, self.pads, constant_values=self.value) if self.pads else held
         places = np.asarray(self.starts)[:, None, None] + self.outer[:, None] + self.steps
         flat: Array = np.ascontiguousarray(held).view(np.uint8).reshape(-1)
         found: Array = flat[places]
@@ -364,9 +365,9 @@ def _read(access: Access, views: Mapping[str, Scope]) -> _Read | None:
         return _Read(access, _Layout(source.name, source.shape, row_major_strides(source.shape)), kept)
     shown = prepare(views[source.name])
     found = view_strides(shown)
-    if found is None or kept:
+    if found is None or not isinstance(shown.body, Access) or not isinstance(shown.body.source, Tensor):
         return None
-    offset, strides = found
-    (viewed,) = (a.source for a in (shown.body,) if isinstance(a, Access))
-    assert isinstance(viewed, Tensor)
-    return _Read(access, _Layout(viewed.name, viewed.shape, strides, offset), ())
+    viewed = shown.body.source
+    if found == (0, row_major_strides(source.shape)) and prod(viewed.shape) == prod(source.shape):
+        return _Read(access, _Layout(viewed.name, source.shape, found[1]), kept)
+    return None if kept else _Read(access, _Layout(viewed.name, viewed.shape, found[1], found[0]), ())

@@ -38,6 +38,7 @@ import numpy as np
 from einnet_explore.analysis.counts import compute_bound
 from einnet_explore.analysis.equations import constant_tensors, tensor_names
 from einnet_explore.analysis.flattening import view_strides
+from einnet_explore.analysis.products import multiplies_bytes
 from einnet_explore.analysis.regions import always_holds
 from einnet_explore.ir import Access, Bound, Equation, Instance, Program, Scope, Tensor, accesses, map_tensors, tensors
 from einnet_explore.rules import (
@@ -159,7 +160,8 @@ class ProgramSearch(StateTable):
     def run(self) -> Iterable[SearchEvent]:
         """Yield members of Q: the closure of the program, then round by round what searching and merging make of it.
 
-        Members with the fewest products are searched first: then fewer results of the others are post-optimised.
+        Members with the fewest products are searched first, those that multiply bytes ahead of others: then fewer
+        results of the others are post-optimised.
         """
         members = list[State]()
         for event in self._closure():
@@ -167,7 +169,7 @@ class ProgramSearch(StateTable):
             yield event
         if self.options.starts and all(start.steps for start in self.options.starts):
             del members[0]  # the program is none of the starts
-        members.sort(key=lambda member: products_at_run_time(member.program))
+        members.sort(key=lambda member: (products_at_run_time(member.program), not _has_products_of_bytes(member)))
         states = FIRST_STATES
         while True:
             states = states if self.most is None else min(states, self.most)
@@ -344,6 +346,10 @@ class ProgramSearch(StateTable):
         improved = seconds < self.best
         self.best = min(self.best, seconds)
         yield Found(state, seconds, how, improved)
+
+
+def _has_products_of_bytes(member: State) -> bool:
+    return any(multiplies_bytes(equation.scope) for equation in member.program.equations)
 
 
 def derive_across(program: Program, options: Options) -> tuple[Derivation, ...]:
