@@ -213,10 +213,6 @@ def _windows(x: Array, size: int, padding: int, stride: int) -> Array:
     return found[:, :, ::stride, ::stride]
 
 
-def _is_image(x: Dims) -> bool:
-    return len(x) == 3
-
-
 OPERATORS: Mapping[str, Operator] = {
     "add": elementwise(2, np.add, "{} + {}".format),
     "mul": elementwise(2, np.multiply, "{} * {}".format),
