@@ -1,6 +1,6 @@
 """Programs that linear algebra collapses are found by factoring and by search, proved; near misses are refused."""
 
-from time import perf_counter
+from time import process_time
 
 import pytest
 
@@ -35,11 +35,11 @@ def test_factoring_reaches_the_count_derived_by_hand(name: str) -> None:
 
 def searched(start: Program, least: int) -> Derivation | None:
     """The first derivation that the public search finds with at most *least* products, within the time."""
-    run, began = ee.live_search(start, max_depth=4), perf_counter()
+    run, began = ee.live_search(start, max_depth=4), process_time()
     for event in run:
         if isinstance(event, Found) and products_at_run_time(event.state.program) <= least:
             return run.search.derivation(event.state.id)
-        if perf_counter() - began > MAX_SECONDS:
+        if process_time() - began > MAX_SECONDS:
             break
     return None
 
