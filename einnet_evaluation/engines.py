@@ -27,7 +27,7 @@ from einnet_explore.pipeline.optimiser import optimize_model
 from einnet_explore.pipeline.plan import build_plan
 from einnet_explore.pipeline.selection import selection_seconds
 from einnet_explore.pipeline.subprogram import operator_digest
-from einnet_explore.pipeline.tuning_context import Settings
+from einnet_explore.pipeline.tuning_context import OriginalRun, Settings
 from einnet_explore.pipeline.tuning_task import MAX_ESTIMATE_RATIO
 from einnet_explore.runtime.arrays import Arrays
 from einnet_explore.runtime.program import compile_program
@@ -179,7 +179,7 @@ def _tuned(task: Task, program: Program, given: Arrays) -> Engine:
         original.call()
         return original.outputs
 
-    found = tune_case(program, constants, lambda: (run, inputs), settings, original.written)
+    found = tune_case(program, constants, lambda: OriginalRun(run, inputs), settings, original.written)
     if found is None:
         return replace(original, said=f"{original.said} (0 steps: the original)")
     compiled, said = found
