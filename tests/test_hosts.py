@@ -312,6 +312,10 @@ def test_a_faster_host_is_reported_and_bundles_do_without_it(
     cut = optimiser(tmp_path / "others.sqlite").result()
     assert cut.interrupted and cut.report()["host"] == "ONNX Runtime" and cut.parts[0].kept
     monkeypatch.setattr(selection, "select_host", lambda *_: pytest.fail("selected again"))
+    with monkeypatch.context() as patched:
+        patched.setattr(StandIn, "open", interrupt)  # while the remembered plan is made
+        cut = optimiser(store).result()
+        assert cut.interrupted and cut.report()["host"] == "ONNX Runtime"
     assert optimiser(store).result().report()["host"] == "Stand-in 1"
     gains["Stand-in 1"] = 1.4  # slower today
     slower = optimiser(store).result()

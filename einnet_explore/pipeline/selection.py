@@ -621,31 +621,38 @@ class Selector:
         return selection.without_rewrites(why), self.baseline.measure_original()
 
     def _hosted_selection(self, selection: Selection, measured: MeasuredPlan) -> tuple[Selection, MeasuredPlan] | None:
-        """Return the selection and plan of the fastest host other than ONNX Runtime; None if *measured* is faster.
-
-        Subprograms are selected for a host once; a second run measures the plan.
-        """
+        """Return the selection and plan of the fastest host other than ONNX Runtime; None if *measured* is faster."""
         best: tuple[Selection, MeasuredPlan] | None = None
         forms = [form for form in (selection.form, *self._forms) if not form.is_exported]
         for form, host in product(forms[:1], installed_hosts()):
-            key = (*self._key, selection.kept, selection.form, host)
-            known, least = self.history.get("host", *key), MIN_REMEMBERED_SPEEDUP
-            if known is None:
-                try:
-                    known, least = {"kept": self._select_for_host(host, form, selection, measured.plan)}, MIN_SPEEDUP
-                except KeyboardInterrupt:
-                    self.interrupted = True
-                    break
-                self.history.record(known, "host", *key)
-            if (numbers := as_object(known)["kept"]) is None:
-                continue
-            kept = as_integers(numbers)
-            lost = dict.fromkeys(set(selection.kept) - set(kept), f"{host} runs its nodes as fast or faster")
-            found = replace(selection, kept=kept, form=form, refused={**selection.refused, **lost}, host=host)
-            fast = self._measure(found, is_clearly_faster)
-            if fast is not None and fast.speedup >= max(least, (best[1] if best else measured).speedup):
-                best = found, fast
+            try:
+                made = self._measure_host(host, form, selection, measured)
+            except KeyboardInterrupt:
+                self.interrupted = True
+                break
+            if made is not None and (best is None or made[1].speedup > best[1].speedup):
+                best = made
         return best
+
+    def _measure_host(
+        self, host: Host, form: PlanForm, selection: Selection, measured: MeasuredPlan
+    ) -> tuple[Selection, MeasuredPlan] | None:
+        """Return the selection for *host* and its plan if that is faster than *measured*.
+
+        Subprograms are selected for a host once; a second run measures the plan.  Raises KeyboardInterrupt.
+        """
+        key = (*self._key, selection.kept, selection.form, host)
+        known, least = self.history.get("host", *key), MIN_REMEMBERED_SPEEDUP
+        if known is None:
+            known, least = {"kept": self._select_for_host(host, form, selection, measured.plan)}, MIN_SPEEDUP
+            self.history.record(known, "host", *key)
+        if (numbers := as_object(known)["kept"]) is None:
+            return None
+        kept = as_integers(numbers)
+        lost = dict.fromkeys(set(selection.kept) - set(kept), f"{host} runs its nodes as fast or faster")
+        found = replace(selection, kept=kept, form=form, refused={**selection.refused, **lost}, host=host)
+        fast = self._measure(found, is_clearly_faster)
+        return None if fast is None or fast.speedup < max(least, measured.speedup) else (found, fast)
 
     def _select_for_host(
         self, host: Host, form: PlanForm, selection: Selection, current: ExecutionPlan

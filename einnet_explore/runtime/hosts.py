@@ -51,11 +51,11 @@ def compile_in_openvino(model: onnx.ModelProto | Path, threads: int) -> Any:
 
     OpenVINO would compute in bfloat16 where the processor has it unless told otherwise.
     """
-    import openvino
-
     options = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
-    core = openvino.Core()
     try:
+        import openvino
+
+        core = openvino.Core()
         read = core.read_model(model if isinstance(model, Path) else model.SerializeToString())
         return core.compile_model(read, "CPU", options)
     except Exception as error:  # it has no classes of its own for its failures
@@ -64,9 +64,9 @@ def compile_in_openvino(model: onnx.ModelProto | Path, threads: int) -> Any:
 
 def open_in_openvino(model: onnx.ModelProto | Path, threads: int) -> Binder:
     """Open *model* in OpenVINO, as ``Host.open`` does."""
-    import openvino
-
     compiled = compile_in_openvino(model, threads)
+    import openvino  # after it was found to work
+
     results = {name: n for n, output in enumerate(compiled.outputs) for name in output.names}
 
     def bind(inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
