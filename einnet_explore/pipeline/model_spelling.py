@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import chain, product
 
 import numpy as np
@@ -24,12 +23,10 @@ import onnx
 from onnx import helper, numpy_helper
 
 from einnet_explore.analysis.canonical_keys import program_key
-from einnet_explore.analysis.equations import rename_tensors
-from einnet_explore.equivalence.certificate import certify
 from einnet_explore.equivalence.program_diff import inline_equations
 from einnet_explore.equivalence.slices import slice_scope
 from einnet_explore.interpreter.evaluation import evaluate
-from einnet_explore.ir import Equation, Program, scopes, tensors
+from einnet_explore.ir import Equation, scopes, tensors
 from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model, ModelNode, copy_message
@@ -39,8 +36,6 @@ from einnet_explore.pipeline.value_proofs import open_sweep
 from einnet_explore.rules import CANCELLATION
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.strategies.rounding_levels import Level, allowed_rules
-from einnet_explore.strategies.simplification import simplifications
-from einnet_explore.support.errors import Refused
 
 MAX_PASSES = 4
 """Passes over a model, in each of which a node is replaced once at most."""
@@ -351,39 +346,9 @@ def _is_proved(model: Model, new: _Replacement) -> bool:
             return False
         for _ in sweep.run():
             pass
-        return sweep.are_equal(output, output) or _is_simplified(_program_of(before), _program_of(after))
+        return sweep.are_equal(output, output)
     except ValueError:
         return False
-
-
-def _program_of(model: Model) -> Program:
-    """Return all nodes of *model* as one program; raises Refused for a node that is not understood."""
-    equations = list[Equation]()
-    for node in model.nodes:
-        found = express(node, model)
-        if isinstance(found, NotUnderstood):
-            raise Refused(found.reason)
-        equations += found
-    return assemble(tuple(equations), tuple(model.identifiers[value.name] for value in model.outputs))
-
-
-def _is_simplified(before: Program, after: Program) -> bool:
-    """Whether laws of functions make *before* a program that is proved equal to *after*."""
-    names = {name: f"value{n}" for n, name in enumerate((*(t.name for t in before.inputs), *before.outputs))}
-    return _is_simplified_by_position(*(_by_position(program, names) for program in (before, after)))
-
-
-def _by_position(program: Program, names: Mapping[str, str]) -> Program:
-    inner = (e.name for e in program.equations if e.name not in names)
-    return rename_tensors(program, {**{name: f"inner{n}" for n, name in enumerate(inner)}, **names})
-
-
-@lru_cache(64)  # layers of one model are often equal
-def _is_simplified_by_position(before: Program, after: Program) -> bool:
-    found = list(simplifications(before))[-1:]
-    steps = [(step.before, step.after) for derivation in found for step in derivation.steps]
-    ends = [(derivation.end, after) for derivation in found]
-    return bool(found) and all(certify(*pair).kind == "proved" for pair in (*ends, *steps))
 
 
 def _expression_key(model: Model) -> Hashable:

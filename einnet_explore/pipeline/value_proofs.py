@@ -15,19 +15,21 @@ functional property verification, IEEE TCAD 21(12), 2002.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from graphlib import TopologicalSorter
+from itertools import pairwise
 from math import inf, prod
 from time import perf_counter
+from typing import TypeAlias
 
 import numpy as np
 
 from einnet_explore.analysis.equations import rename_tensors
 from einnet_explore.equivalence.certificate import Certificate, certify
-from einnet_explore.equivalence.verdict import PROOF_KINDS
+from einnet_explore.equivalence.verdict import PROOF_KINDS, weakest_certificate
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import (
     ELEMENT_TYPES,
@@ -65,6 +67,7 @@ from einnet_explore.pipeline.folded_weights import (
 from einnet_explore.pipeline.subprogram import content_digest
 from einnet_explore.pipeline.value_samples import MAX_BYTES, ValueSample, sample_blocks, sample_values, value_bytes
 from einnet_explore.runtime.arrays import Array
+from einnet_explore.strategies.simplification import simplifications
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.limits import interrupt_after
 
@@ -94,7 +97,7 @@ RESULT = "Y"
 class ValuePair:
     """Value *first* of one model and *second* of the other, as programs over what was proved equal before.
 
-    *levels* of what was proved equal are part of the programs.
+    *levels* of what was proved equal are part of the programs.  The proof goes by way of the programs *between*.
     """
 
     first: str
@@ -103,6 +106,7 @@ class ValuePair:
     after: Program
     certificate: Certificate
     levels: int = 0
+    between: tuple[Program, ...] = ()
 
 
 @dataclass(slots=True)
@@ -258,7 +262,7 @@ class Sweep:
             names = {t.name: f"second_{t.name.removeprefix('b_')}" for t in after.inputs}
             names |= {t.name: t.name.removeprefix("a_") for t in before.inputs}
             names |= {e.name: e.name for program in (before, after) for e in program.equations}
-            found = _prove(rename_tensors(_with_inputs_of(before, after), names), rename_tensors(after, names))
+            found, _ = _prove(rename_tensors(_with_inputs_of(before, after), names), rename_tensors(after, names))
         except (Refused, TimeoutError) as why:
             return str(why)
         return found.counterexample or "they differ"
@@ -335,14 +339,15 @@ class Sweep:
             self.same[b] = self.same.setdefault(a, a)
 
     def _proved_pair(self, first: str, second: str) -> ValuePair | None:
-        start = perf_counter()
-        for levels in range(MAX_LOOK_BACK + 1):
-            if levels and perf_counter() - start > LOOK_BACK_SECONDS:
-                break
-            found = self._compare(first, second, levels)
-            if isinstance(found, ValuePair):
-                return found
-            self.failures.setdefault(first, (second, found))
+        for prove in (_prove, _prove_by_laws):
+            start = perf_counter()
+            for levels in range(MAX_LOOK_BACK + 1):
+                if levels and perf_counter() - start > LOOK_BACK_SECONDS:
+                    break
+                found = self._compare(first, second, levels, prove)
+                if isinstance(found, ValuePair):
+                    return found
+                self.failures.setdefault(first, (second, found))
         return None
 
     def candidates(self, first: str) -> Iterable[str]:
@@ -351,7 +356,7 @@ class Sweep:
         if mine is not None:
             yield from (second for second, theirs in self.samples[1].items() if mine.may_equal(theirs))
 
-    def _compare(self, first: str, second: str, levels: int) -> ValuePair | str:
+    def _compare(self, first: str, second: str, levels: int, prove: Prover) -> ValuePair | str:
         """Compare two values over the tensors *levels* behind the nearest equal ones; return why they are not proved.
 
         Raises TimeoutError at ``stop``.
@@ -360,7 +365,7 @@ class Sweep:
             raise TimeoutError("the budget was reached")
         try:
             before, after = _comparable(*self._programs(first, second, levels))
-            found = _prove(before, after)
+            found, between = prove(before, after)
         except Refused:
             return "too many equations"
         except TimeoutError as late:
@@ -368,7 +373,7 @@ class Sweep:
                 raise
             return str(late)
         if found.kind in PROOF_KINDS:
-            return ValuePair(first, second, before, after, found, levels)
+            return ValuePair(first, second, before, after, found, levels, between)
         return found.detail or "not proved"
 
     def _programs(self, first: str, second: str, levels: int) -> tuple[Program, Program]:
@@ -569,10 +574,30 @@ def _with_inputs_of(before: Program, after: Program) -> Program:
     return replace(before, inputs=(*before.inputs, *(t for t in after.inputs if t.name not in known)))
 
 
+Proof: TypeAlias = tuple[Certificate, tuple[Program, ...]]
+"""A certificate, and the programs by way of which it was found."""
+
+Prover: TypeAlias = Callable[[Program, Program], Proof]
+
+
 @lru_cache(1024)  # layers of one model are often equal
-def _prove(before: Program, after: Program) -> Certificate:
+def _prove(before: Program, after: Program) -> Proof:
     with interrupt_after(PROOF_SECONDS, "the proof"):
-        return certify(before, after, exact_elements=None)
+        return certify(before, after, exact_elements=None), ()
+
+
+@lru_cache(1024)
+def _prove_by_laws(before: Program, after: Program) -> Proof:
+    """Prove that both are equal after laws of functions have simplified them (``simplifications``)."""
+    with interrupt_after(PROOF_SECONDS, "the proof"):
+        one, other = ([step for d in [*simplifications(p)][-1:] for step in d.steps] for p in (before, after))
+        if not one and not other:
+            return Certificate("unknown", "none", detail="no law of functions applies"), ()
+        path = (before, *(step.after for step in one), *(step.before for step in reversed(other)), after)
+        # A simplification that ends at the other program needs no step to it.
+        path = tuple(program for n, program in enumerate(path) if n == 0 or program != path[n - 1])
+        steps = [certify(*pair, exact_elements=None) for pair in pairwise(path)]
+        return weakest_certificate(steps), path[1:-1]
 
 
 def _reduces(equation: Equation) -> bool:

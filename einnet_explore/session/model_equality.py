@@ -201,11 +201,16 @@ class Verdict(DisplayedAsTable):
 
     def _records(self) -> Iterable[JsonObject]:
         """Yield the values, the start and the step of each record."""
-        here = [(p.first, p.second, text(p.before), text(p.after), p.certificate.to_json()) for p in self.pairs]
-        cases = [(*pair, None) for case in self.cases for pair in case.pairs]
-        for first, second, before, after, certificate in cases or here:
-            step = {"rule": COMPARISON, "at": "0", "params": {}, "after": after, "certificate": certificate}
-            yield {"start": before, "steps": [step], "values": [first, second]}
+        here = [
+            (p.first, p.second, text(p.before), [*map(text, (*p.between, p.after))], p.certificate.to_json())
+            for p in self.pairs
+        ]
+        cases = [
+            (first, second, before, [after], None) for case in self.cases for first, second, before, after in case.pairs
+        ]
+        for first, second, before, afters, certificate in cases or here:
+            step: JsonObject = {"rule": COMPARISON, "at": "0", "params": {}, "certificate": certificate}
+            yield {"start": before, "steps": [{**step, "after": each} for each in afters], "values": [first, second]}
 
 
 def compare_programs(first: Program, second: Program, budget: float = 60.0) -> Verdict:
