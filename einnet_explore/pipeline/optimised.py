@@ -21,7 +21,7 @@ from onnx import external_data_helper
 from einnet_explore.ir import Program
 from einnet_explore.onnx_export.export import Replacement, rewrite_model
 from einnet_explore.onnx_import.load import restore_folded_nodes
-from einnet_explore.onnx_import.model import Model
+from einnet_explore.onnx_import.model import Model, copy_message
 from einnet_explore.pipeline.assembly import PlanForm, PlanProgram
 from einnet_explore.pipeline.baseline import StoredModel, conservative_speedup, plan_speedup, random_model_inputs
 from einnet_explore.pipeline.bundle import BundledPlan, write_bundle
@@ -283,8 +283,9 @@ class Optimised:
         It has only the rewrites that are faster in ONNX Runtime (``exported``): if none are, it is the original model.
         Raises Refused.
         """
-        made = restore_folded_nodes(self.model)
-        return rewrite_model(made, self.replacements) if self.replacements else made
+        if not self.replacements:
+            return copy_message(self.model.stored or self.model.original)
+        return rewrite_model(restore_folded_nodes(self.model), self.replacements)
 
     def onnx_bytes(self) -> bytes:
         """Return ``onnx()`` as the content of a file: without rewrites, that of the original file if it is whole."""
