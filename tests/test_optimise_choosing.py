@@ -61,7 +61,7 @@ def test_parts_with_wrong_outputs_in_the_whole_model_are_removed(
     for _ in work.run():
         pass
     assert any(part.kept for part in work.parts)
-    monkeypatch.setattr(result_module, "MAX_RELATIVE_ERROR", -1.0)
+    monkeypatch.setattr(Baseline, "max_error", -1.0)
     said = work.result().report()
     assert not any(part["kept"] for part in said["subprograms"])
     assert any("of the largest output" in part["why"] for part in said["subprograms"])
@@ -239,7 +239,7 @@ def test_foreign_or_disagreeing_selection_is_selected_again(
         other.setattr(versions, "SEARCH_VERSION", f"{request.node.nodeid}, another version")
         assert [part.kept for part in again(first).result().parts] == [True, False]
     assert len(calls) == 2
-    monkeypatch.setattr(against_module, "MAX_RELATIVE_ERROR", -1.0)
+    monkeypatch.setattr(Baseline, "max_error", -1.0)
     wrong = again(first).result()
     assert len(calls) == 3 and not any(part.kept for part in wrong.parts) and wrong.speedup == 1.0
     assert ["does not agree" in part.why for part in wrong.parts] == [True, False]

@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib.resources import files
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ import pytest
 from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.runtime import c_kernels
+from einnet_explore.runtime.integer_products import integer_product, match_integer_product
 from einnet_explore.syntax import parse
 from tests.strategies import inputs_for
 
@@ -119,6 +120,21 @@ KERNELS = {
 }
 
 
+def run_on_aarch64(source: str, flags: Sequence[str], given: Sequence[np.ndarray], out: np.ndarray, at: Path) -> None:
+    """Fill *out* by the kernel *source* with TVM's entry point, cross-compiled in the folder *at* and emulated."""
+    compiler, emulator = AARCH64
+    (at / "kernel.c").write_text(source + AARCH64_MAIN)
+    subprocess.run([compiler, *flags, "-static", "kernel.c", "-o", "kernel", "-lm"], cwd=at, check=True)
+    sizes = [str(array.nbytes) for array in (*given, out)]
+    data = b"".join(array.tobytes() for array in given)
+    done = subprocess.run([emulator, "./kernel", *sizes], cwd=at, input=data, capture_output=True, check=True)
+    out[...] = np.frombuffer(done.stdout, out.dtype).reshape(out.shape)
+
+
+def portable(flags: Sequence[str]) -> list[str]:
+    return [flag for flag in flags if flag != c_kernels.NATIVE]
+
+
 @needs_aarch64
 @pytest.mark.parametrize("lanes", [4, 16])
 @pytest.mark.parametrize("text", KERNELS.values(), ids=KERNELS)
@@ -126,22 +142,24 @@ def test_kernels_run_on_aarch64(text: str, lanes: int, tmp_path: Path, monkeypat
     monkeypatch.setattr(c_kernels, "this_machine", lambda: Machine(lanes=lanes, l3=1 << 20))
     program = parse(text)
     source = c_kernels.NativeSource(program.equations[-1].scope)
-    (tmp_path / "kernel.c").write_text(source.text + AARCH64_MAIN)
-    compiler, emulator = AARCH64
-    flags = (flag for flag in c_kernels.EOPERATOR_FLAGS if flag != c_kernels.NATIVE)
-    subprocess.run([compiler, *flags, "-static", "kernel.c", "-o", "kernel", "-lm"], cwd=tmp_path, check=True)
     arrays = {name: a.astype(np.float32) for name, a in inputs_for(program).items()}
-    given = b"".join(arrays[name].tobytes() for name in source.inputs)
-    sizes = [str(4 * int(np.prod(shape))) for shape in source.shapes]
-    done = subprocess.run([emulator, "./kernel", *sizes], cwd=tmp_path, input=given, capture_output=True, check=True)
+    got = np.empty(program.equations[-1].scope.shape, np.float32)
+    given = [arrays[name] for name in source.inputs]
+    run_on_aarch64(source.text, portable(c_kernels.EOPERATOR_FLAGS), given, got, tmp_path)
     want = np.asarray(evaluate(program, arrays)["Y"], np.float64)
-    got = np.frombuffer(done.stdout, np.float32).reshape(want.shape)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 @needs_aarch64
-def test_products_of_bytes_compile_for_aarch64(tmp_path: Path) -> None:
-    text = files("einnet_explore.runtime").joinpath("integer_products.c").read_text(encoding="utf-8")
-    (tmp_path / "products.c").write_text(text)
-    command = [AARCH64[0], "-O3", "-Wall", "-Werror", "-fPIC", "-shared", "products.c", "-o", "products.so"]
-    subprocess.run(command, cwd=tmp_path, check=True)
+@pytest.mark.parametrize("constants", [(), ("B",)])
+def test_products_of_bytes_run_on_aarch64(constants: tuple[str, ...], tmp_path: Path) -> None:
+    program = parse("tensor A[37, 70] int8\ntensor B[70, 45] uint8\nY[i:37, j:45] = sum[k:70] A[i, k] * B[k, j]")
+    product = match_integer_product(program.equations[0].scope)
+    kernel = product and integer_product(product, constants, {})
+    assert kernel is not None
+    rng = np.random.default_rng(0)
+    arrays = {"A": rng.integers(-128, 128, (37, 70), np.int8), "B": rng.integers(0, 256, (70, 45), np.uint8)}
+    given = [np.ascontiguousarray(arrays[n]) if made is None else made for n, made in kernel.arguments(arrays)]
+    got = np.empty((37, 45), np.int32)
+    run_on_aarch64(kernel.text, ["-O3"], given, got, tmp_path)
+    np.testing.assert_array_equal(got, arrays["A"].astype(np.int32) @ arrays["B"].astype(np.int32))
