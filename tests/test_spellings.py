@@ -2,8 +2,6 @@
 
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import replace
-from math import inf
 
 import numpy as np
 import onnx
@@ -16,21 +14,18 @@ from benchmarks.spellings.__main__ import compared, main
 from benchmarks.spellings.engines import measured
 from benchmarks.spellings.families import ATTENTION, FAMILIES, NORMALISATION
 from einnet_explore.analysis.canonical_keys import program_key
-from einnet_explore.cost import program_seconds
 from einnet_explore.interpreter.evaluation import evaluate
-from einnet_explore.ir import Program, Scope
+from einnet_explore.ir import Scope
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.pipeline import tuning_task
 from einnet_explore.pipeline.folded_weights import find_joined_weights
 from einnet_explore.pipeline.model_spelling import with_normal_spelling
-from einnet_explore.pipeline.optimiser import make_settings
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.plan import open_session, run_session
-from einnet_explore.pipeline.tuning_task import find_variants, select_finalists
 from einnet_explore.pipeline.value_samples import without_optimisations
-from einnet_explore.strategies.vertical_fusion import in_normal_spelling
-from einnet_explore.support.limits import WorkClock
+from einnet_explore.rules import RULES
+from einnet_explore.strategies.options import BETWEEN
+from einnet_explore.strategies.vertical_fusion import traffic, vertical_fusions
 
 
 def test_there_are_enough_spellings_and_traps() -> None:
@@ -105,74 +100,16 @@ def test_all_spellings_have_one_partition(name: str) -> None:
         assert sum(node.op == "Conv" for node in model.nodes) == (name == "convolution block")
 
 
-@pytest.mark.parametrize("name", ["attention", "convolution block"])
-def test_all_spellings_have_one_normal_form(name: str) -> None:
-    """Up to a scale that is the product of two roots; normalisations are in the weights and the bias."""
-    family, forms = FAMILIES[name], set[Hashable]()
-    for choice in (family.usual(), *family.spellings(12)):
-        if choice.get("scale") != "both times":
-            (subprogram,) = partition(with_normal_spelling(load_model(family.model(choice)))).subprograms
-            forms.add(program_key(in_normal_spelling(subprogram.anonymous.program, factors=True).end))
-    assert len(forms) == 1
-
-
-def test_equal_spellings_have_the_same_finalists() -> None:
-    found = set[tuple[Hashable, ...]]()
-    settings = replace(make_settings("cpu", 1, 7), states=2)
-    for choice in (ATTENTION.usual(), *ATTENTION.spellings(1)):
-        (subprogram,) = partition(with_normal_spelling(load_model(ATTENTION.model(choice)))).subprograms
-        variants = find_variants(subprogram.anonymous.program, program_seconds, settings).variants
-        finalists = select_finalists(variants, 4, inf)
-        found.add(tuple(program_key(variant.derivation().end) for variant in finalists))
-        assert all(variant.derivation().start == subprogram.anonymous.program for variant in finalists)
-    assert len(found) == 1 and len(next(iter(found))) == 4
-
-
-def test_what_scales_and_shifts_channels_joins_the_weights_before_it() -> None:
-    """Up to the first node that does not; the level ``exact`` keeps the order of products and sums."""
-    rng = np.random.default_rng(0)
-    kernel, (scale, shift, mean), var = rng.normal(size=(4, 2, 3, 3)), rng.normal(size=(3, 4)), rng.uniform(1, 2, 4)
-    per_channel, per_column = rng.normal(size=(4, 1, 1)), rng.normal(size=5)
-    nodes = [
-        helper.make_node("Conv", ["x", "kernel"], ["a"], pads=[1, 1, 1, 1]),
-        helper.make_node("BatchNormalization", ["a", "scale", "shift", "mean", "var"], ["b"]),
-        helper.make_node("Mul", ["per_channel", "b"], ["c"]),
-        helper.make_node("Mul", ["c", "per_column"], ["d"]),
-        helper.make_node("Relu", ["d"], ["e"]),
-        helper.make_node("Mul", ["per_channel", "e"], ["y"]),
-    ]
-    weights = {
-        "kernel": kernel, "scale": scale, "shift": shift, "mean": mean, "var": var, "per_channel": per_channel,
-        "per_column": per_column,
-    }  # fmt: skip
-    model = load_model(build(nodes, {"x": (1, 2, 5, 5)}, ["y"], {k: np.float32(v) for k, v in weights.items()}))
-    joined = with_normal_spelling(model)
-    assert [node.op for node in joined.nodes] == ["Conv", "Mul", "Relu", "Mul"]
-    assert len(joined.nodes[0].inputs) == 3 and joined.nodes[3].inputs == ("e", "per_channel")
-    feeds = {"x": np.float32(rng.normal(size=(1, 2, 5, 5)))}
-    want, got = (run_session(open_session(m.proto, 1), ["y"], feeds)[0] for m in (model, joined))
-    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
-    exact = [node.op for node in with_normal_spelling(model, "exact").nodes]
-    assert exact == [node.op for node in model.nodes]
-
-
-def test_a_machine_is_measured_before_the_clock_of_a_search_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the first search of a process ends early, and the first spelling of a model has another plan."""
-    events = list[str]()
-
-    def cost(program: Program) -> tuple[float, str]:
-        events.append("estimate")
-        return program_seconds(program)
-
-    class Clock(WorkClock):
-        def __init__(self) -> None:
-            super().__init__()
-            events.append("clock")
-
-    monkeypatch.setattr(tuning_task, "WorkClock", Clock)
-    program = ee.ops.matmul(4, 4, 4)
-    find_variants(program, cost, replace(make_settings("cpu", 1, 7), states=1))
-    assert events[:2] == ["estimate", "clock"]
+def test_all_spellings_of_attention_have_one_fused_form() -> None:
+    """Up to which operand comes first, and a scale that is the product of two roots."""
+    forms = set[Hashable]()
+    for choice in ATTENTION.spellings(6):
+        if choice["scale"] != "both times":
+            (subprogram,) = partition(load_model(ATTENTION.model(choice))).subprograms
+            program, order = subprogram.anonymous.program, {t.name for t in subprogram.program.inputs[:1]}
+            fused = min(vertical_fusions(program, (*BETWEEN, *RULES)), key=lambda found: traffic(found.end))
+            forms.add((tuple(order), program_key(fused.end)))
+    assert len(forms) <= 2
 
 
 def test_a_padding_that_the_reader_does_not_have_stays() -> None:

@@ -140,12 +140,6 @@ class Model:
         """Version of the default operator set of *proto*."""
         return opset(self.proto)
 
-    @property
-    def places(self) -> Mapping[str, int]:
-        """The places of the inputs and of the results of nodes, in the order in which they are known."""
-        names = *(value.name for value in self.inputs), *(name for node in self.nodes for name in node.results)
-        return {name: n for n, name in enumerate(names)}
-
     def is_static(self, name: str) -> bool:
         """Return whether the shape and the element type of value *name* are known before the model runs."""
         value = self.values.get(name)

@@ -319,8 +319,7 @@ def _cut_of(value: Array, weight: Array) -> Axes | None:
 def _axes_of(value: Array, weight: Array) -> Axes | None:
     """The axes of *value* in the order of the axes of *weight* longer than 1, and the error; None if it differs."""
     axes, held, want = _long_axes(value, weight)
-    rounding = MAX_ROUNDING * float(np.abs(want).max(initial=0)) * want.size**0.5
-    if held.size != want.size or abs(_norm(held) - _norm(want)) > rounding:
+    if held.size != want.size or _rounding(np.sort(held, axis=None), np.sort(want, axis=None)) is None:
         return None
     for order in permutations(range(len(axes))):
         if tuple(held.shape[n] for n in order) == want.shape:
@@ -328,10 +327,6 @@ def _axes_of(value: Array, weight: Array) -> Axes | None:
             if error is not None:
                 return tuple(axes[n] for n in order), (0,) * len(order), error
     return None
-
-
-def _norm(array: Array) -> float:
-    return float(np.linalg.norm(array.reshape(-1)))
 
 
 def _long_axes(value: Array, weight: Array) -> tuple[tuple[int, ...], Array, Array]:

@@ -4,9 +4,6 @@
   concatenated weights.
 * A node that pads joins its only reader, if that is an operator with padding.
 * A vector that is added before a softmax which does not depend on it is dropped, such as the bias of the keys.
-* Element-wise nodes that scale and shift the channels of a product with a weight, such as a normalisation, become part
-  of the weight and of a bias.
-* Operands of commutative nodes are in the order of the model, weights last.
 
 Nothing is assumed of the operators: each candidate is a small model, and it counts if it is proved equal to the nodes
 that it replaces.
@@ -14,24 +11,16 @@ that it replaces.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain, product
+from itertools import product
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from einnet_explore.analysis.canonical_keys import program_key
-from einnet_explore.equivalence.program_diff import inline_equations
-from einnet_explore.equivalence.slices import slice_scope
-from einnet_explore.interpreter.evaluation import evaluate
-from einnet_explore.ir import Equation, scopes, tensors
-from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model, ModelNode, copy_message
-from einnet_explore.onnx_import.node_call import NotUnderstood, assemble
-from einnet_explore.pipeline.folded_weights import with_elements
 from einnet_explore.pipeline.value_proofs import open_sweep
 from einnet_explore.rules import CANCELLATION
 from einnet_explore.runtime.arrays import Array
@@ -51,17 +40,12 @@ class _Replacement:
 
 
 def with_normal_spelling(model: Model, numerics: Level = "approximate") -> Model:
-    """Return *model* with parts of operators joined, as far as *numerics* admits; ``original`` stays.
-
-    At the level ``exact``, nothing is multiplied into weights, and nothing that is added is dropped.
-    """
+    """Return *model* with parts of operators joined, as far as *numerics* admits; ``original`` stays."""
     refused = set[tuple[str, ...]]()
     for _ in range(MAX_PASSES):
         found, taken = list[_Replacement](), set[str]()
         shifts = _without_shifts(model) if allowed_rules((CANCELLATION,), numerics) else ()
-        scaled = () if numerics == "exact" else _folded_scalings(model)
-        candidates = (_joined_parts(model), _joined_paddings(model), shifts, scaled, _ordered_operands(model))
-        for each in chain.from_iterable(candidates):
+        for each in (*_joined_parts(model), *_joined_paddings(model), *shifts):
             names = tuple(node.name for node in each.old)
             if taken.isdisjoint(names) and names not in refused:
                 if _is_proved(model, each):
@@ -203,122 +187,6 @@ def _is_vector(array: Array) -> bool:
     return array.size == max(array.shape, default=1) > 1
 
 
-def _folded_scalings(model: Model) -> Iterable[_Replacement]:
-    """Yield each product with a weight, and the longest chain after it that scales and shifts, as one product.
-
-    The candidates are the weight scaled along one of its axes, and the bias that the operator may have.
-    """
-    readers = _readers(model)
-    for node in model.nodes:
-        if not _is_biased_product(model, node):
-            continue
-        chain, found = [node], None
-        while (longer := _next_of_chain(model, chain, readers)) is not None:
-            chain = longer
-            if (affine := _scale_and_shift(model, chain)) is None:
-                break
-            found = tuple(chain), affine
-        if found is not None:
-            yield from _scaled_products(model, *found)
-
-
-def _is_biased_product(model: Model, node: ModelNode) -> bool:
-    """Whether *node* has an operand, a weight, and a bias that is optional and a weight if it is there."""
-    if node.domain or not onnx.defs.has(node.op) or len(node.results) != 1:
-        return False
-    operands = onnx.defs.get_schema(node.op).inputs
-    is_optional = [each.option == onnx.defs.OpSchema.FormalParameterOption.Optional for each in operands]
-    first, *others = (name for name in node.inputs if name)
-    weights = [model.weights[name] for name in others if name in model.weights]
-    floats = len(weights) == len(others) > 0 and all(array.dtype.kind == "f" for array in weights)
-    return is_optional == [False, False, True] and floats and first not in model.weights
-
-
-def _next_of_chain(
-    model: Model, chain: list[ModelNode], readers: Mapping[str, list[ModelNode]]
-) -> list[ModelNode] | None:
-    """Return *chain* and the only reader of its result, if this reads nothing else but weights; else None."""
-    name = chain[-1].results[0]
-    found = readers.get(name, [])
-    if len(found) != 1 or found[0] is chain[-1] or len(found[0].results) != 1 or found[0].reads.count(name) != 1:
-        return None
-    (reader,) = found
-    static = model.is_static(reader.results[0]) and model.shape(reader.results[0]) == model.shape(name)
-    weights = all(other == name or other in model.weights for other in reader.reads)
-    return [*chain, reader] if static and weights else None
-
-
-def _scale_and_shift(model: Model, chain: Sequence[ModelNode]) -> tuple[Array, Array] | None:
-    """Return the scales and shifts of the channels (the second axis) by which *chain* continues its first node.
-
-    None if its other nodes do not scale and shift, as evaluated at two elements of each channel.
-    """
-    equations = list[Equation]()
-    for node in chain[1:]:
-        match express(node, model):
-            case NotUnderstood():
-                return None
-            case made:
-                equations += made
-    if any(y.extent > 1 for e in equations for _, scope in scopes(e.scope) for y in scope.summations):
-        return None
-    start, end = (model.identifiers[node.results[0]] for node in (chain[0], chain[-1]))
-    scope = inline_equations(assemble(tuple(equations), (end,)), ())[end]
-    if len(scope.shape) < 2:
-        return None
-    weights = {model.identifiers[name]: name for node in chain[1:] for name in node.reads if name in model.weights}
-    arrays = {name: model.weights[value].astype(np.float64) for name, value in weights.items()}
-
-    def channels(x: float, last: bool) -> Array:
-        """Return the results of a constant *x* at the first or *last* element of each channel."""
-        window = tuple(
-            (lo, hi) if n == 1 else (hi - 1, hi) if last else (lo, lo + 1) for n, (lo, hi) in enumerate(scope.box)
-        )
-        constant = with_elements(slice_scope(scope, window), {start: x})
-        return evaluate(constant, {t.name: arrays[t.name] for t in tensors(constant)}, np.float64).reshape(-1)
-
-    with np.errstate(all="ignore"):
-        shift = channels(0.0, last=False)
-        scale = channels(1.0, last=False) - shift
-        tried = [(channels(x, last), scale * x + shift) for x in (-1.3, 0.0, 3.1) for last in (False, True)]
-    return (scale, shift) if all(np.allclose(*each, rtol=1e-9, atol=1e-12) for each in tried) else None
-
-
-def _scaled_products(model: Model, chain: tuple[ModelNode, ...], affine: tuple[Array, Array]) -> Iterable[_Replacement]:
-    """Yield the first node of *chain* with its weight scaled along each axis that fits, and its bias."""
-    (scale, shift), node, last = affine, chain[0], chain[-1]
-    weight, *biases = (model.weights[name] for name in node.inputs[1:] if name)
-    before = biases[0] if biases else np.zeros(1)
-    if before.size not in (1, scale.size):
-        return
-    for axis in (n for n, size in enumerate(weight.shape) if size == scale.size):
-        along = [-1 if n == axis else 1 for n in range(weight.ndim)]
-        names = f"{last.name}/scaled_{axis}", f"{last.name}/shifted_{axis}"
-        arrays = weight * scale.reshape(along), before.reshape(-1) * scale + shift
-        made = copy_message(node.proto)
-        del made.input[:], made.output[:]
-        made.input.extend((node.inputs[0], *names))
-        made.output.extend(last.outputs)
-        made.name = last.name
-        yield _Replacement(chain, (made,), dict(zip(names, (a.astype(weight.dtype) for a in arrays), strict=True)))
-
-
-COMMUTATIVE = ("Add", "And", "Equal", "Max", "Mean", "Min", "Mul", "Or", "Sum", "Xor")
-"""Operators whose operands may be in any order."""
-
-
-def _ordered_operands(model: Model) -> Iterable[_Replacement]:
-    """Yield commutative nodes of two operands in the order of the model: inputs, results of nodes, weights."""
-    places = model.places
-    for node in model.nodes:
-        inputs = sorted(node.inputs, key=lambda name: places.get(name, len(places)))
-        if node.op in COMMUTATIVE and not node.domain and len(inputs) == 2 and inputs != list(node.inputs):
-            proto = copy_message(node.proto)
-            del proto.input[:]
-            proto.input.extend(inputs)
-            yield _Replacement((node,), (proto,))
-
-
 def _attributes(node: ModelNode) -> Iterable[str]:
     """Return the names of the attributes that the operator of *node* may have."""
     return onnx.defs.get_schema(node.op).attributes if not node.domain and onnx.defs.has(node.op) else ()
@@ -339,8 +207,6 @@ def _is_proved(model: Model, new: _Replacement) -> bool:
     )
     try:
         before, after = load_model(one), load_model(other)
-        if _expression_key(before) == _expression_key(after):
-            return True
         sweep = open_sweep(before, after)
         if output not in sweep.candidates(output):
             return False
@@ -349,18 +215,6 @@ def _is_proved(model: Model, new: _Replacement) -> bool:
         return sweep.are_equal(output, output)
     except ValueError:
         return False
-
-
-def _expression_key(model: Model) -> Hashable:
-    """Return the key of the expressions of *model*: of equal ones up to names and the order of operands, if there are.
-
-    A node without an expression equals nothing.
-    """
-    equations = [express(node, model) for node in model.nodes]
-    understood = [each for found in equations if not isinstance(found, NotUnderstood) for each in found]
-    if any(isinstance(found, NotUnderstood) for found in equations):
-        return object()
-    return program_key(assemble(understood, tuple(model.identifiers[value.name] for value in model.outputs)))
 
 
 def _small_model(

@@ -58,11 +58,9 @@ class NodeGroups:
     before: list[set[int]] = field(init=False)
     after: list[set[int]] = field(init=False)
     readers: dict[int, set[int]] = field(init=False)
-    places: Mapping[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
         nodes = self.model.nodes
-        self.places = self.model.places
         maker = {name: n for n, node in enumerate(nodes) for name in node.results}
         self.of = list(range(len(nodes)))
         self.members = {n: {n} for n in self.of}
@@ -612,8 +610,5 @@ def _subprogram(group: tuple[int, ...], units: NodeGroups, readers: Mapping[str,
     equations = tuple(equation for n in group for equation in units.understood[n])
     program = assemble(equations, tuple(model.identifiers[name] for name in outputs))
     called = {model.identifiers[name]: name for node in nodes for name in node.reads}
-    places = units.places
-    ordered = sorted(program.inputs, key=lambda t: places.get(called[t.name], len(places)))
-    program = replace(program, inputs=tuple(ordered))
     inputs = tuple(called[t.name] for t in program.inputs)
     return Subprogram(tuple(node.name for node in nodes), program, inputs, outputs)

@@ -30,7 +30,7 @@ from einnet_explore.pipeline.tuning_context import (
     Settings,
     TuningContext,
 )
-from einnet_explore.rules import CONTRACTION_ORDER, FEWER_PRODUCTS, RULES, Derivation
+from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
 from einnet_explore.rules.base import MatchJson
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays, largest_error
 from einnet_explore.runtime.implementation_choice import ProfileStore
@@ -42,7 +42,6 @@ from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import BETWEEN, Cost, Options
 from einnet_explore.strategies.program_search import ProgramSearch, search_program
 from einnet_explore.strategies.rounding_levels import allowed_rules
-from einnet_explore.strategies.vertical_fusion import in_normal_spelling
 from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.support.executors import (
     Cluster,
@@ -100,18 +99,16 @@ def search_subprogram(
 ) -> tuple[list[tuple[float, int]], Search | ProgramSearch]:
     """Search *program*; return its executable programs as (estimated seconds, state), cheapest first, and the search.
 
-    The search starts at the program's normal spelling, so that equal programs have one search.  Only compute-bound
-    equations are derived; the others are generated as they are.  Rules beyond the numerics level of *settings* are not
-    used.  The search ends after its states (of each expression) or else its seconds (twice as many for several
-    expressions, whose results are also merged), or when *memory* is full.
+    Only compute-bound equations are derived; the others are generated as they are.  Rules beyond the numerics level of
+    *settings* are not used.  The search ends after its states (of each expression) or else its seconds (twice as many
+    for several expressions, whose results are also merged), or when *memory* is full.
     """
     rules, between = (allowed_rules(known, settings.numerics) for known in (EVERY_RULE, BETWEEN))
-    normal = in_normal_spelling(program, CONTRACTION_ORDER in between)
-    options = Options(max_depth=settings.max_depth, rules=rules, between=between, starts=(normal,))
+    options = Options(max_depth=settings.max_depth, rules=rules, between=between)
     made = search_program(program, cost, options, fuse_eoperators, settings.states)
-    heavy = {e.name for e in normal.end.equations if is_compute_bound(e.scope)}
+    heavy = {e.name for e in program.equations if is_compute_bound(e.scope)}
     if isinstance(made, Search) and heavy:
-        fixed = frozenset(e.name for e in normal.end.equations if e.name not in heavy)
+        fixed = frozenset(e.name for e in program.equations if e.name not in heavy)
         made = Search(program, cost, replace(options, fixed=fixed))
     cost(program)  # a machine's rates are measured at the first estimate: that is no part of the search
     watch, states = WorkClock(), settings.states

@@ -34,7 +34,6 @@ from einnet_explore.rules import (
     DEAD_EQUATION,
     DISTRIBUTIVITY,
     EOPERATOR_GENERATION,
-    EXPRESSION_EXTRACTION,
     EXPRESSION_FUSION,
     EXPRESSION_INLINING,
     ONE_PASS_GENERATION,
@@ -149,7 +148,7 @@ def in_normal_spelling(program: Program, factors: bool) -> Derivation:
     """Merge the intermediates of *program* that depend on how it is written, not on what it computes.
 
     These are steps of element-wise work, re-indexings and scalings of what is summed, and re-indexings of sums, each
-    with one reader.  *factors*: constant factors move out of sums, which stay expressions.
+    with one reader.  *factors*: constant factors move out of sums.
     """
     derivation = Derivation(program)
     for may_merge in (_is_moved_sum, _is_moved_or_scaled, _is_step):
@@ -202,8 +201,6 @@ def _merged(derivation: Derivation, name: str, reader: str, factors: bool) -> De
     derivation = merge_scopes(derivation, reader)
     while factors and (match := next(iter(_constant_factors(derivation.end, reader)), None)) is not None:
         derivation = derivation.then(match)
-        for extraction in EXPRESSION_EXTRACTION.matches(derivation.end, (*match.at, 0)):
-            derivation = derivation.then(extraction)
     return derivation
 
 
