@@ -450,8 +450,10 @@ def test_no_serious_fault_of_accessibility_in_either_theme_wide_or_narrow(lab: L
         stands(visiting, 1)
         run_cell(visiting, 1)
         page.locator(".ein-choices button[data-rule=boundary_relaxing]").click()
-        for _ in range(3):
+        page.locator(".ein-answers li").wait_for()
+        for n in range(3):
             page.get_by_role("button", name="Hint").click()
+            page.locator(".ein-hints li").nth(n).wait_for()
         page.locator(".ein-hints .katex").wait_for()
         for summary in (".ein-refusals > summary", "[data-panel=table] > summary", "[data-panel=bench] > summary"):
             page.locator(summary).click()
