@@ -51,6 +51,7 @@ from einnet_explore.pipeline.optimiser import (
     parse_budget,
     read_model,
     run_on,
+    run_to_end,
 )
 from einnet_explore.pipeline.plan import build_plan
 from einnet_explore.pipeline.subprogram import step_certificates
@@ -67,7 +68,6 @@ from einnet_explore.strategies.candidate import combined_verdict, replay, steps_
 from einnet_explore.strategies.options import Cost
 from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.support.json_values import JsonObject, as_number, as_object
-from einnet_explore.support.status_line import status_line
 
 MAX_COPIES = 8
 """Copies of a plan and its inputs that are measured in rotation, so that the cache does not hold the inputs."""
@@ -478,14 +478,7 @@ def optimize_for_gpu(
     require_gpu()
     settings = replace(make_settings("cpu", None, max_depth, "plan", numerics), states=states)
     work = GpuOptimiser(read_model(model, shapes), settings, parse_budget(budget), inputs=given_inputs(inputs))
-    with status_line(work.status):
-        work.prepare()
-        try:
-            for _ in work.run():
-                pass
-        except KeyboardInterrupt:
-            work.interrupted = True
-        return work.result()
+    return run_to_end(work)
 
 
 def _random_feeds(plan: CudaPlan) -> dict[str, Array]:

@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
+from typing import Protocol, TypeVar
 
 import onnx
 
@@ -642,6 +643,25 @@ def optimize_model(
     work = Optimiser(
         read_model(model, shapes), settings, parse_budget(budget), executor=executor, inputs=given_inputs(inputs)
     )
+    return run_to_end(work)
+
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Work(Protocol[R_co]):
+    """The optimisation of a model, which a status line shows and an interrupt ends."""
+
+    interrupted: bool
+
+    def status(self, interrupt: str = "Ctrl-C") -> str: ...
+    def prepare(self) -> None: ...
+    def run(self) -> Iterable[object]: ...
+    def result(self) -> R_co: ...
+
+
+def run_to_end(work: Work[R_co]) -> R_co:
+    """Return the result of *work*, also after an interrupt."""
     with status_line(work.status):
         work.prepare()
         try:

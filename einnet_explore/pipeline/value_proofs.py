@@ -66,6 +66,7 @@ from einnet_explore.pipeline.folded_weights import (
 )
 from einnet_explore.pipeline.subprogram import content_digest
 from einnet_explore.pipeline.value_samples import MAX_BYTES, ValueSample, sample_blocks, sample_values, value_bytes
+from einnet_explore.rules import Step
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.strategies.simplification import simplifications
 from einnet_explore.support.errors import Refused
@@ -590,7 +591,7 @@ def _prove(before: Program, after: Program) -> Proof:
 def _prove_by_laws(before: Program, after: Program) -> Proof:
     """Prove that both are equal after laws of functions have simplified them (``simplifications``)."""
     with interrupt_after(PROOF_SECONDS, "the proof"):
-        one, other = ([step for d in [*simplifications(p)][-1:] for step in d.steps] for p in (before, after))
+        one, other = map(_steps_by_laws, (before, after))
         if not one and not other:
             return Certificate("unknown", "none", detail="no law of functions applies"), ()
         path = (before, *(step.after for step in one), *(step.before for step in reversed(other)), after)
@@ -598,6 +599,12 @@ def _prove_by_laws(before: Program, after: Program) -> Proof:
         path = tuple(program for n, program in enumerate(path) if n == 0 or program != path[n - 1])
         steps = [certify(*pair, exact_elements=None) for pair in pairwise(path)]
         return weakest_certificate(steps), path[1:-1]
+
+
+def _steps_by_laws(program: Program) -> Sequence[Step]:
+    """Return the steps of the simplification of *program* that leaves the least work."""
+    found = list(simplifications(program))
+    return found[-1].steps if found else ()
 
 
 def _reduces(equation: Equation) -> bool:
