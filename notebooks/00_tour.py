@@ -230,7 +230,7 @@ outputs = fast(**fast.random_inputs())
 #
 # `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 products_each = ee.Exercise(
     "`products_each`: how many multiplications does the convolution `conv` make for each element of its result?",
     288,
@@ -239,11 +239,11 @@ products_each = ee.Exercise(
 )
 products_each
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} tags=["hide-cell"]
 products_each.grade(32 * 3 * 3)
 
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 def sums_over_288(program):
     sizes = [dict(e.via.attributes)["k"] for e in program.equations if e.via and e.via.operator == "Matmul"]
     return "" if sizes == [288] else f"its matrix products sum over {sizes} values, expected [288]"
@@ -259,7 +259,7 @@ im2col = ee.Exercise(
 )
 im2col
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} tags=["hide-cell"]
 by_matching = ee.explore(conv)
 by_matching.apply("operator_matching", at="Y", operator="Matmul")
 im2col.grade(by_matching)

@@ -88,7 +88,7 @@ split = legal(line, "summation_splitting", outer=["r"])
 # %%
 refused(line, "summation_splitting", outer=["r", "c"])
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 ways = ee.Exercise(
     "**1.** `ways`: In how many ways can a sum over three iterators be split if every subset is allowed? "
     "And a sum over six iterators? Answer with a pair.",
@@ -130,7 +130,7 @@ plt.show()
 # %%
 refused(split, "variable_substitution", at="0.0", phi={"f": "f", "t": "h+r-1"})
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 legal_joins = ee.Exercise(
     "**2.** `legal_joins`: $h$ and $f$ can be joined into one iterator $i = 5h + f$. Is $i = 4h + f$ legal "
     "as well? And $i = 6h + f$? Answer with a pair of True or False.",
@@ -163,7 +163,7 @@ Y[h:2] = {[z:2] A[z, 0]} pad [2] [h+1]
 """)
 refused(beyond, "traversal_merging")
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 unsplit = ee.Exercise(
     "**3.** `unsplit`: Merge the scope that the split of page 1 created. Predict the result, and answer with its text.",
     line,
@@ -198,7 +198,7 @@ wide = legal(line, "boundary_relaxing", ranges={"r": [0, 4]})
 # %%
 refused(line, "boundary_relaxing", ranges={"h": [0, 7]})
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 separation = ee.Exercise(
     "**4.** `separation`: A window of four taps has two halves of two taps. Which substitution of $r$ by "
     "$a$ and $b$ separates them? Answer with `phi`, as for page 2.",
@@ -227,7 +227,7 @@ tight = legal(relaxed, "boundary_tightening", at="0.0")
 # %%
 refused(relaxed, "boundary_tightening", at="0.0", ranges={"t": [0, 5]})
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 taps_left = ee.Exercise(
     "**5.** `taps_left`: Tightening undoes the widening to four taps on page 4. To which range does it "
     "shrink a sum over $r \\in [-2, 5)$ of a filter with three taps? Answer with a pair.",
@@ -259,7 +259,7 @@ kernel = legal(slices, "eoperator_generation")
 # %%
 refused(line, "eoperator_generation")
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 least_channels = ee.Exercise(
     "**6.** `least_channels`: From how many channels on does eOperator generation refuse the convolution?",
     2,
@@ -297,7 +297,7 @@ ee.graph(parts, "two independent products, and their sum")
 # %%
 refused(one, "expression_splitting", iterator="m", cuts=[6])
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 combinations = ee.Exercise(
     "**7.** `combinations`: Cut the summation over $k$ in the middle. Which operation combines the two "
     "halves? And which one if the reduction is a maximum? Answer with a pair of texts.",
@@ -348,7 +348,7 @@ output Q, S
 """)
 refused(strided, "sibling_merging", others=["S"], tensor="X")
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 windows_merge = ee.Exercise(
     "**8.** `windows_merge`: A filter with three taps and one with a single tap read the same signal. Can "
     "they be merged? Answer with True or False.",
@@ -393,7 +393,7 @@ output P, Q
 """)
 refused(unlike, "batch_merging", others=["Q"])
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 merging_rule = ee.Exercise(
     "**9.** `merging_rule`: $P$ and $Q$ share $A$. If $Z$ also had six rows, which rule would merge them "
     "into one product of twelve rows?",
@@ -424,7 +424,7 @@ together = legal(activated, "expression_fusion", at="R", tensor="Y")
 needed = ee.parse(ee.text(activated) + "output R, Y\n")
 refused(needed, "expression_fusion", at="R", tensor="Y")
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 one_kernel = ee.Exercise(
     "**10.** `one_kernel`: Is the fused expression one kernel? Is it still one kernel if $Y$ is the "
     "convolution `line`? Answer with a pair.",
@@ -462,7 +462,7 @@ Y[h:6, f:5] = sum[c:4, r:3] A[2*h+r, c] * K[r, f, c]
 """)
 refused(skipping, "bilinear_substitution", traversal="h", summation="r", outputs=2)
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 products_each = ee.Exercise(
     "**11.** `products_each`: How many products does each output need with tiles of 2, 4 and 6 outputs? "
     "Answer with three numbers.",

@@ -261,7 +261,7 @@ einnet_widgets.explorer(ee.explore(conv))
 #
 # `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 channels = ee.Exercise(
     '`channels`: start differently and split off the channels instead of the window (`outer=["c"]`). How far is the inner '
     "scope from Matmul?",
@@ -271,12 +271,12 @@ channels = ee.Exercise(
 )
 channels
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} tags=["hide-cell"]
 session = ee.explore(conv)
 session.apply("summation_splitting", at="Y", outer=["c"])
 channels.grade(session.table("Matmul", at="Y.0").distance.total)
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 strided = ee.ops.conv2d(N=1, H=6, W=6, C=4, F=8, R=3, S=3, stride=2, padding=1)
 strides = ee.Exercise(
     "`strides`: the convolution `strided` has a stride of 2. A search towards Matmul with one choice finds several single "
@@ -287,7 +287,7 @@ strides = ee.Exercise(
 )
 strides
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} tags=["hide-cell"]
 calls = [dict(c.operators[0].via.attributes) for c in ee.search(strided, target="Matmul", max_depth=1).candidates]
 strides.grade({call["k"] for call in calls if call["b"] == 1})
 

@@ -202,7 +202,7 @@ print(f"T1: {compiled.engines['T1']}; all {result.size} elements are correct")
 #    certificate.
 # 2. A decreasing function turns a maximum into a minimum: $\max_s -f = -\min_s f$. Write that rule.
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 single = ee.ops.conv2d(N=1, H=6, W=6, C=4, F=1, R=3, S=3, padding=1)
 
 
@@ -221,6 +221,6 @@ matvec = ee.Exercise(
 )
 matvec
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} tags=["hide-cell"]
 MATVEC = ee.Operator("MatVec", "y[m] = sum[k] A[m, k] * x[k]")
 matvec.grade(ee.search(single, target="MatVec", operators=(*ee.OPERATORS, MATVEC), max_depth=1).best)

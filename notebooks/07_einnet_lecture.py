@@ -360,7 +360,7 @@ ee.graph(linear.program)
 #
 # `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 distance = ee.Exercise(
     "`distance`: how many mismatches has the 3×3 convolution `conv` against Matmul?",
     3,
@@ -369,11 +369,11 @@ distance = ee.Exercise(
 )
 distance
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true} slideshow={"slide_type": "skip"}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} slideshow={"slide_type": "skip"} tags=["hide-cell"]
 distance.grade(ee.explore(conv).table("Matmul").distance.total)
 
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 def sums_over_12(program):
     sizes = [dict(e.via.attributes)["k"] for e in program.equations if e.via and e.via.operator == "Matmul"]
     return "" if sizes == [12] else f"its matrix products sum over {sizes} values, expected [12]"
@@ -389,5 +389,5 @@ gathered = ee.Exercise(
 )
 gathered
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true} slideshow={"slide_type": "skip"}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} slideshow={"slide_type": "skip"} tags=["hide-cell"]
 gathered.grade(ee.search(line, max_depth=1).find("Matmul", k=12))

@@ -132,7 +132,7 @@ run.tree(to=three)
 #
 # `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 wider = ee.Exercise(
     "`wider`: the search turns a 7×7 convolution with 8 output channels into one with a 3×3 window. How many output channels "
     "has it?",
@@ -142,10 +142,10 @@ wider = ee.Exercise(
 )
 wider
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} tags=["hide-cell"]
 wider.grade(8 * (9 // 3) ** 2)
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 taps = ee.Exercise(
     "`taps`: Figure 6 turns a 5×5 window into four 3×3 windows. How many times as many multiplications are there?",
     1.44,
@@ -154,5 +154,5 @@ taps = ee.Exercise(
 )
 taps
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} tags=["hide-cell"]
 taps.grade(4 * 9 / 25)

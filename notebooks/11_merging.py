@@ -209,7 +209,7 @@ ee.graph(session.program, "after")
 #
 # `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 columns = ee.Exercise(
     "`columns`: how many columns has the product that replaces queries, keys and values?",
     64,
@@ -218,10 +218,10 @@ columns = ee.Exercise(
 )
 columns
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} tags=["hide-cell"]
 columns.grade(24 + 24 + 16)
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 pair = ee.parse("""
 tensor X[6, 4]
 tensor A[4, 5] weight
@@ -246,7 +246,7 @@ siblings = ee.Exercise(
 )
 siblings
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} tags=["hide-cell"]
 session = ee.explore(pair)
 session.apply("sibling_merging", at="Q", others=["K"], tensor="X")
 siblings.grade(session)

@@ -150,7 +150,7 @@ session.check()
 #
 # `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 compile_time = ee.Exercise(
     "`compile_time`: which eOperator of the fused generator (Fig. 11) runs at compile time?",
     "L1",
@@ -159,10 +159,10 @@ compile_time = ee.Exercise(
 )
 compile_time
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} tags=["hide-cell"]
 compile_time.grade("L1")
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 classes = ee.Exercise(
     "`classes`: a band with dilation 3 over 63 rows becomes dense if rows are separated by residue. How many classes are "
     "there, and how many rows has each? Answer with a pair.",
@@ -172,5 +172,5 @@ classes = ee.Exercise(
 )
 classes
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} tags=["hide-cell"]
 classes.grade((3, 63 // 3))

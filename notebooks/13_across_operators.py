@@ -228,7 +228,7 @@ output Y
 #
 # `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 positions = ee.Exercise(
     "`positions`: with 64 channels, from how many positions on has $Q (K^T V)$ fewer multiplications than $(Q K^T) V$?",
     65,
@@ -237,10 +237,10 @@ positions = ee.Exercise(
 )
 positions
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} tags=["hide-cell"]
 positions.grade(next(n for n in range(1, 200) if 2 * n * 64 * 64 < 2 * n * n * 64))
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 all_pairs = ee.parse("""
 tensor v[6, 3]
 G[i:6, j:6] = sum[d:3] v[i, d] * v[j, d]
@@ -262,7 +262,7 @@ squared = ee.Exercise(
 )
 squared
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} tags=["hide-cell"]
 answer = """
 tensor v[6, 3]
 S[d:3] = sum[i:6] v[i, d]

@@ -149,7 +149,7 @@ print("tile", made.cost.tile, "in", made.kernel.grid[0], "blocks of", made.kerne
 #
 # `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 coefficients = ee.Exercise(
     "`coefficients`: `M` has 16 rows of 8 elements. What are the coefficients of `i` and `j` in the flat address of "
     "`M[i, 2*j]`? Answer with a pair.",
@@ -159,10 +159,10 @@ coefficients = ee.Exercise(
 )
 coefficients
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} tags=["hide-cell"]
 coefficients.grade((8, 2))
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 window = ee.Exercise(
     "`window`: how many rows of the image does a tile of 4 rows with a window of 3 rows need?",
     6,
@@ -171,5 +171,5 @@ window = ee.Exercise(
 )
 window
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} tags=["hide-cell"]
 window.grade(len({x + i for x in range(4) for i in range(3)}))

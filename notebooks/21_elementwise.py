@@ -248,7 +248,7 @@ except ValueError as refused:
 #
 # `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 pack = ee.Exercise(
     "`pack`: how many elements has a pack of a kernel that reads bytes and writes float64?",
     2,
@@ -257,10 +257,10 @@ pack = ee.Exercise(
 )
 pack
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} tags=["hide-cell"]
 pack.grade(kernels.pack_size((F64, I8)))
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 blocks = ee.Exercise(
     "`blocks`: how many blocks does the template launch for 1,000 packs on an A100?",
     4,
@@ -269,5 +269,5 @@ blocks = ee.Exercise(
 )
 blocks
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} tags=["hide-cell"]
 blocks.grade(kernels.block_count(1000, kernels.A100))

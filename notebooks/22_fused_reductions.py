@@ -254,7 +254,7 @@ for name, timing in times.items():
 #
 # `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 mean_square = ee.parse("""
 tensor x[8, 16]
 Y[i:8, j:16] = x[i, j] / sqrt({[i:8] sum[j:16] x[i, j] * x[i, j]}[i] / 16 + 0.00001)
@@ -268,7 +268,7 @@ rms = ee.Exercise(
 )
 rms
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} tags=["hide-cell"]
 text = """
 tensor x[8, 16]
 S[i:8] = sum[j:16] x[i, j] * x[i, j]
@@ -277,7 +277,7 @@ output Y
 """
 rms.grade(text)
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 stages = ee.Exercise(
     "`stages`: how many stages has the kernel of this normalisation?",
     2,
@@ -286,5 +286,5 @@ stages = ee.Exercise(
 )
 stages
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} tags=["hide-cell"]
 stages.grade(len(kernels.fuse_program(ee.parse(text)).stages))

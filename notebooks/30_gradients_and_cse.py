@@ -197,7 +197,7 @@ curve(residual, "residual block")
 #
 # `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 cubed = ee.parse("tensor X[8]\nY[i:8] = X[i] * X[i] * X[i]")
 cube = ee.Exercise(
     "`cube`: write the gradient of `cubed` by hand, as `ee.grad` does: the inputs `X` and `d_Y`, the output `d_X`.",
@@ -207,7 +207,7 @@ cube = ee.Exercise(
 )
 cube
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} tags=["hide-cell"]
 answer = """
 tensor X[8]
 tensor d_Y[8]
@@ -216,7 +216,7 @@ output d_X
 """
 cube.grade(answer)
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 stashed = ee.Exercise(
     "`stashed`: for $Y = e^X$, which value of the forward pass lets the backward pass evaluate no exponential?",
     "Y",
@@ -225,7 +225,7 @@ stashed = ee.Exercise(
 )
 stashed
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} tags=["hide-cell"]
 exponential = ee.parse("tensor X[8]\nY[i:8] = exp(X[i])")
 (stash,) = ee.cse(exponential, ee.grad(exponential)).stashes
 stashed.grade(stash.name)

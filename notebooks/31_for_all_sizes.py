@@ -224,7 +224,7 @@ ee.TextTable(
 #
 # `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 first_wrong = ee.Exercise(
     "`first_wrong`: the wrong step of this notebook sums 11 elements where `H` are meant. At which `H` is it first wrong?",
     12,
@@ -233,10 +233,10 @@ first_wrong = ee.Exercise(
 )
 first_wrong
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} tags=["hide-cell"]
 first_wrong.grade(12)
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 odd = ee.Exercise(
     "`odd`: for which of the sizes 8, 10, 12, 14, 16 does the family `fours` have an instance? Answer with a set.",
     {8, 12, 16},
@@ -246,7 +246,7 @@ odd = ee.Exercise(
 odd
 
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} tags=["hide-cell"]
 def has_instance(size):
     try:
         return bool(fours.instantiate(C=size))

@@ -288,7 +288,7 @@ print(found.end.equations[-1].via, "·", ee.equal(attention, found.end).kind)
 #
 # `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 each_output = ee.Exercise(
     "`each_output`: how many multiplications does each output of F(4, 3) take?",
     1.5,
@@ -297,10 +297,10 @@ each_output = ee.Exercise(
 )
 each_output
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} tags=["hide-cell"]
 each_output.grade((4 + 2) / 4)
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 nested = ee.Exercise(
     "`nested`: how many times fewer multiplications has a 3×3 convolution with F(4, 3) in both dimensions?",
     4,
@@ -309,5 +309,5 @@ nested = ee.Exercise(
 )
 nested
 
-# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+# %% jupyter={"outputs_hidden": true, "source_hidden": true} tags=["hide-cell"]
 nested.grade((3 / 1.5) ** 2)
