@@ -154,6 +154,7 @@ def test_every_rule_has_a_level() -> None:
     derivation = fuse_vertically(attention(1, 5, 7, 3, 4))
     assert derivation is not None and derivation_level(derivation) == "approximate"
     assert derivation_level(Derivation(derivation.start)) == "exact"
+    assert rule_level(ee.scope_rule("own", "", lambda _: (), lambda scope, params: scope)) == "approximate"
 
 
 def test_numerics_bound_the_search() -> None:

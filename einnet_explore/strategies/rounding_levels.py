@@ -70,7 +70,9 @@ def parse_level(text: str) -> Level:
 
 
 def rule_level(rule: Rule[object]) -> Level:
-    """Return the level of *rule*."""
+    """Return the level of *rule*: ``approximate`` for one of one's own, of which nothing is known."""
+    if not rule.is_library:
+        return "approximate"
     return LEVELS[(rule.name in REASSOCIATING) + 2 * (rule.name in APPROXIMATING)]
 
 
