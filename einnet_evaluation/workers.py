@@ -128,6 +128,8 @@ def _answer(engines: list[Engine], *request: Any) -> object:
             try:
                 engine = prepare(task, feeds)
             except (ValueError, LookupError, OSError) as error:
+                if isinstance(error, OSError) and error.filename:
+                    return OSError(error.errno, error.strerror, error.filename)
                 # Not every exception can be pickled.
                 return ValueError(str(error))
             except Exception as error:

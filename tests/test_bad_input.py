@@ -218,6 +218,8 @@ def model(tmp_path: Path) -> str:
         (["optimize", "MODEL", "--shape", "x=1,4,4"], "x"),
         (["optimize", "MODEL", "--shape", "x=0,4"], "x"),
         (["optimize", "MODEL", "--threads", "0"], "whole number from 1"),
+        (["optimize", "MODEL", "--threads", "9999"], "9999 threads: expected at most"),
+        (["path", "CASE", "CASE", "--width", "3in"], "--width: expected --latex"),
         (["optimize", "MODEL", "--budget", "-3"], "positive number of seconds"),
         (["bench", "MODEL", "--against", "abacus"], "'abacus'"),
         (["bench", "MODEL", "--rounds", "0"], "whole number from 1"),

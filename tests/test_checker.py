@@ -231,7 +231,7 @@ def test_files_without_a_record_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     for content, message in (
         (b"{", "$: expected JSON; at line 1 column 2: Expecting property name"),
-        (b"\xff\xfe", "$: found byte 0xff at 0, expected UTF-8"),
+        (b"\xff\xfe", "$: found byte 0xff at 0, expected a record in UTF-8"),
         (b"[" * 100_000, "$: found "),
         (b"[]", "$: found a list, expected an object"),
         (b"{}", "$.format: found nothing, expected a string"),

@@ -62,7 +62,7 @@ def test_a_convolution_is_a_product_and_a_sum_of_offsets_for_all_sizes(convoluti
     assert "via Matmul(b=1, m=H, n=3*F, k=C, tb=1)" in shown
     assert "K1[n:3*F, k:C] = K[n // F, n % F, k] via View(offset=0, strides=(C, 1))" in shown
     assert "proved for all sizes (isl)" in repr(convolution.prove())
-    assert r"\sum_{r=0}^{3}" in convolution.latex() and r"n{=}3\,F," in convolution.latex()
+    assert r"\sum_{0 \leq r < 3}" in convolution.latex() and r"n{=}3\,F," in convolution.latex()
     assert r"\text{operator\_matching}" in convolution.align()
 
 
@@ -436,6 +436,9 @@ def test_family_prints_a_proof_and_refuses_wrong_sizes(tmp_path: Path, capsys: p
     said = capsys.readouterr().out
     assert "proved for H >= 3, C >= 1, F >= 1" in said
     assert "at H = 7, C = 4, F = 2: proved (composition)" in said
+    assert main([*command, "--latex", "--at", "H=7,C=4,F=2"]) == 0
+    latex = capsys.readouterr()
+    assert latex.out.startswith(r"\begin{align*}") and latex.out.count("Rightarrow") > 2 and "proved for" in latex.err
     assert main([*command, "--json", "-"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["kind"] == "proved" and document["inferred"] == []

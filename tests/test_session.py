@@ -155,6 +155,7 @@ def test_paths_begin_with_a_number_or_an_equation_name() -> None:
     session = session_of()
     session.apply("summation_splitting", at="Y", outer=["r", "s"])
     assert session.path("Y.0") == session.path("0.0") == session.path((0, 0)) == (0, 0)
+    assert session.path(0) == (0,)
     assert [m.to_json() for m in session.rules("Y.0")] == [m.to_json() for m in session.rules("0.0")]
     for wrong, said in (("1", "equation"), ("Y.1", "1 accesses"), ("0.0.0", "tensor A")):
         with pytest.raises(LookupError, match=said):

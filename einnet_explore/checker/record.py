@@ -102,7 +102,8 @@ def load_json(path: str | PathLike[str]) -> object:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise _mismatch(str(path), "$", f"byte {error.object[error.start]:#04x} at {error.start}", "UTF-8") from None
+        found = f"byte {error.object[error.start]:#04x} at {error.start}"
+        raise _mismatch(str(path), "$", found, "a record in UTF-8") from None
     return read_json(text, str(path))
 
 

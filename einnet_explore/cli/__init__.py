@@ -178,6 +178,12 @@ def _model_options(command: argparse.ArgumentParser, devices: str, device_help: 
     )
 
 
+def _width_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--width", metavar="LENGTH", help="with --latex: break its lines to this width, such as 3.3in, at 10 points"
+    )
+
+
 def _element_type_option(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--dtype", default="float32", metavar="NAME", help="element type of the kernel of --kernel (default: float32)"
@@ -204,9 +210,7 @@ def _show_arguments(command: argparse.ArgumentParser) -> None:
         help="print every equation flattened to loops: ranges, coefficients and offsets",
     )
     form.add_argument("--kernel", choices=("cuda", "opencl", "c"), help="print the generated kernels")
-    command.add_argument(
-        "--width", metavar="LENGTH", help="with --latex: break its lines to this width, such as 3.3in, at 10 points"
-    )
+    _width_option(command)
     _element_type_option(command)
 
 
@@ -279,7 +283,7 @@ def _family_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--sizes", metavar="H=11,W=17", help="sizes to search at (default: small primes)")
     command.add_argument("--at", metavar="H=56,W=56", help="also print the program at these sizes")
-    command.add_argument("--latex", action="store_true", help="print LaTeX")
+    command.add_argument("--latex", action="store_true", help="print every program in LaTeX, and the verdicts apart")
     _json_option(command)
 
 
@@ -376,6 +380,7 @@ def _path_arguments(command: argparse.ArgumentParser) -> None:
     _json_option(command)
     command.add_argument("--save", metavar="RECORD.json", help="write the derivation, which check and show read")
     command.add_argument("--latex", action="store_true", help="print every program in LaTeX")
+    _width_option(command)
     command.add_argument("--html", metavar="FILE", help="write the steps as one page")
 
 

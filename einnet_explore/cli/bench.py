@@ -91,5 +91,7 @@ def _table(result: Mapping[str, Any]) -> str:
             [name, format_seconds(engine["seconds"]), format_seconds(engine["iqr"]), ratio, error, engine["says"]]
         )
     refused = [f"{name}: not measured: {why}" for name, why in result["refused"].items()]
-    best = [f"{result['speedup']:.2f} times as fast as the best of all, {result['best']}"] if result["best"] else []
-    return "\n".join([head, format_table(rows), *best, *refused, ""])
+    lines = [head, format_table(rows)]
+    if result["best"]:
+        lines.append(f"{result['speedup']:.2f} times as fast as the fastest rival on the original, {result['best']}")
+    return "\n".join([*lines, *refused, ""])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from einnet_explore.cli.output import NO, OK, STDOUT, check_writable, write_json
+from einnet_explore.cli.output import NO, OK, STDOUT, check_writable, say, write_json
 from einnet_explore.parametric.assumptions import load_family
 from einnet_explore.parametric.conjecture import sizes_text
 from einnet_explore.parametric.family import FamilyDerivation, FamilyInstance
@@ -23,8 +23,12 @@ def run_family(arguments: argparse.Namespace) -> int:
     instance = None if wanted is None else derived.instantiate(**wanted)
     if arguments.json:
         write_json(arguments.json, _report(arguments.case, derived, instance))
-    if arguments.json != STDOUT:
-        print(_format(derived, derived.latex() if arguments.latex else derived.text().rstrip(), instance))
+    shown = _shown(derived, instance)
+    if arguments.json != STDOUT and arguments.latex:
+        say("\n\n".join(shown.values()))
+        print(derived.align())
+    elif arguments.json != STDOUT:
+        print("\n\n".join([shown.pop("proof"), derived.text().rstrip(), *shown.values()]))
     return OK if derived.proof.kind == "proved" else NO
 
 
@@ -65,11 +69,11 @@ def _report(case: str, derived: FamilyDerivation, instance: FamilyInstance | Non
     }
 
 
-def _format(derived: FamilyDerivation, programs: str, instance: FamilyInstance | None) -> str:
-    lines = [repr(derived.proof)]
-    if derived.inferred:
-        lines.append(f"inferred: {', '.join(derived.inferred)}")
-    lines += ["", programs]
+def _shown(derived: FamilyDerivation, instance: FamilyInstance | None) -> dict[str, str]:
+    """Return the lines on the proof and on the instance."""
+    inferred = f"\ninferred: {', '.join(derived.inferred)}" if derived.inferred else ""
+    shown = {"proof": f"{derived.proof!r}{inferred}"}
     if instance is not None:
-        lines += ["", f"at {sizes_text(dict(instance.sizes))}: {instance.certificate}", text(instance.program).rstrip()]
-    return "\n".join(lines)
+        sizes = sizes_text(dict(instance.sizes))
+        shown["instance"] = f"at {sizes}: {instance.certificate}\n{text(instance.program).rstrip()}"
+    return shown

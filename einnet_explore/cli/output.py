@@ -52,6 +52,12 @@ if TYPE_CHECKING:
 STDOUT = "-"
 
 
+def check_width(width: str | None, latex: bool) -> None:
+    """Raise ValueError for a width without LaTeX, whose lines it would break."""
+    if width and not latex:
+        raise ValueError("--width: expected --latex, whose lines it breaks")
+
+
 def check_writable(*paths: str | None, json: str | None = None, reads: Iterable[str | None] = ()) -> None:
     """Raise OSError for the first of *paths* and *json* that cannot be written; commands call this before they work.
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from einnet_explore.cli.output import NO, NOT_PROVED, OK, STDOUT, check_writable, save_file, say, write_json
+from einnet_explore.cli.output import (
+    NO,
+    NOT_PROVED,
+    OK,
+    STDOUT,
+    check_width,
+    check_writable,
+    save_file,
+    say,
+    write_json,
+)
 from einnet_explore.session.program_paths import path
 from einnet_explore.viz.views import derivation_page
 
@@ -13,6 +23,7 @@ def run_path(arguments: argparse.Namespace) -> int:
     """Return 0 if a path was found and proved, 1 if the two programs differ, else 3."""
     files = [arguments.first, arguments.second]
     check_writable(arguments.save, arguments.html, json=arguments.json, reads=files)
+    check_width(arguments.width, arguments.latex)
     found = path(arguments.first, arguments.second, arguments.budget)
     if found.derivation is None:
         for file in filter(None, (arguments.save, arguments.html)):
@@ -27,5 +38,5 @@ def run_path(arguments: argparse.Namespace) -> int:
     if arguments.json:
         write_json(arguments.json, found.to_json())
     if arguments.json != STDOUT:
-        print(found.to_latex() if arguments.latex and found.derivation else found)
+        print(found.to_latex(width=arguments.width) if arguments.latex and found.derivation else found)
     return OK if found else NO if found.differs else NOT_PROVED

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from einnet_explore.analysis.flattening import flatten_scope
-from einnet_explore.cli.output import OK, check_writable, save_file, say
+from einnet_explore.cli.output import OK, check_width, check_writable, save_file, say
 from einnet_explore.ir import Program, show_path
 from einnet_explore.rules import Derivation
 from einnet_explore.session.api import load
@@ -24,8 +24,7 @@ def run_show(arguments: argparse.Namespace) -> int:
     """Print or draw a case; a record with all its steps."""
     check_writable(arguments.svg, arguments.html, reads=[arguments.case])
     derivation = _derivation_of(load(arguments.case))
-    if arguments.width and not arguments.latex:
-        raise ValueError("--width: expected --latex, whose lines it breaks")
+    check_width(arguments.width, arguments.latex)
     title = printable(Path(arguments.case).stem)
     if arguments.svg:
         save_file(arguments.svg, _graphs(derivation, title))

@@ -48,7 +48,7 @@ from einnet_explore.runtime.measurement import (
     time_samplers,
     times_faster,
 )
-from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS
+from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS, onnxruntime_message
 from einnet_explore.support.errors import Refused
 
 MIN_SPEEDUP = 1.02
@@ -149,7 +149,7 @@ def discriminating_seed(model: Model, plan: ExecutionPlan) -> int:
         try:
             change = largest_error(plan.run(feeds), plan.run(rounded))
         except ONNXRUNTIME_ERRORS as error:
-            failure = str(error).strip().splitlines()[0]
+            failure = onnxruntime_message(error).splitlines()[0]
             continue
         found.append((change, seed))
         if change <= MAX_RELATIVE_ERROR / 10:

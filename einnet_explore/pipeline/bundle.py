@@ -250,13 +250,14 @@ $content Both need ONNX Runtime 1.$api or newer with operator set $opset,
 on $platform, and nothing else. `manifest.json` lists inputs, outputs, instruction sets, hashes of the files, and the
 largest error; `certificates` has the derivations. Paths are relative to this folder; a path without `/` would not find
 the library. Sessions map `weights.bin`, if there is one, into memory: open `model.onnx` by its path. Kernels divide
-their work by $threads: give sessions as many (`intra_op_num_threads`). Open the first session of a process before
+their work by $threads: give sessions as many. Open the first session of a process before
 others are opened in parallel.
 
 $sizes## Python
 ```python
 import numpy, onnxruntime
 options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = $number
 options.register_custom_ops_library("./kernels.so")
 session = onnxruntime.InferenceSession("./model.onnx", options, providers=["CPUExecutionProvider"])
 outputs = session.run(None, {$feeds})
@@ -265,6 +266,7 @@ outputs = session.run(None, {$feeds})
 ## C++
 ```cpp
 Ort::Env env; Ort::SessionOptions options;
+options.SetIntraOpNumThreads($number);
 options.RegisterCustomOpsLibrary(ORT_TSTR("./kernels.so"));
 Ort::Session session(env, ORT_TSTR("./model.onnx"), options);
 const char *inputs[] = {$inputs}, *outputs[] = {$outputs};
@@ -274,7 +276,7 @@ auto results = session.Run(Ort::RunOptions{}, inputs, values.data(), values.size
 
 ## C#
 ```csharp
-using var options = new SessionOptions();
+using var options = new SessionOptions { IntraOpNumThreads = $number };
 options.RegisterCustomOpLibrary("./kernels.so");
 using var session = new InferenceSession("./model.onnx", options);
 var inputs = new List<NamedOnnxValue> { $tensors };
@@ -289,18 +291,20 @@ def _opsets(proto: onnx.ModelProto) -> dict[str, int]:
 
 
 def _readme(plans: Sequence[BundledPlan], proto: onnx.ModelProto) -> str:
-    """Return the page of a bundle of *plans*, written as *proto*: five lines for each language."""
+    """Return the page of a bundle of *plans*, written as *proto*: six lines for each language."""
     model = plans[0].model
     names = [json.dumps(value.name) for value in model.inputs]
     shapes = [f"numpy.zeros({value.shape}, {str(value.dtype)!r})" for value in model.inputs]
     needs_library = any(opset.domain == DOMAIN for opset in proto.opset_import)
+    threads = max(each.plan.threads for each in plans)
     return _README.substitute(
         content="`model.onnx` needs the custom operator in `kernels.so`."
         if needs_library
         else "No kernel is faster than the original: `model.onnx` runs without `kernels.so`, which is empty.",
         sizes=_describe_sizes(plans) if needs_library and _is_dynamic(proto) else "",
         api=max(API_VERSION, FIRST_RUNTIMES.get(_opsets(proto)["ai.onnx"], API_VERSION)),
-        threads=count_noun(max(each.plan.threads for each in plans), "thread"),
+        threads=count_noun(threads, "thread"),
+        number=threads,
         opset=_opsets(proto)["ai.onnx"],
         platform=_platform(),
         feeds=", ".join(f"{name}: {shape}" for name, shape in zip(names, shapes, strict=True)),

@@ -33,7 +33,7 @@ from einnet_explore.pipeline.plan import (
 )
 from einnet_explore.runtime.arrays import Array, aligned_empty
 from einnet_explore.runtime.hosts import Binder, Host
-from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS, KernelTable, bind_session
+from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS, KernelTable, bind_session, onnxruntime_message
 from einnet_explore.runtime.program import Buffer, plan_arena
 from einnet_explore.support.errors import Refused
 
@@ -181,7 +181,7 @@ def _bind_session(
         try:
             run()
         except ONNXRUNTIME_ERRORS as error:
-            raise Refused(f"ONNX Runtime fails: {str(error).strip()}") from error
+            raise Refused(f"ONNX Runtime fails: {onnxruntime_message(error)}") from error
 
     return call
 

@@ -77,7 +77,7 @@ class ErrorReport:
         by = f" ({', '.join(self.rules)})" if self.level == "approximate" else ""
         if self.after is None:
             return f"{kind}{by}: not measured, {self.why}" if self.why else f"{kind}{by}"
-        bound = "no bound" if self.after.bound is None else f"≤ {self.after.bound:.1e}"
+        bound = "no bound" if self.after.bound is None else f"proved ≤ {self.after.bound:.1e}"
         return f"{kind}{by}: error {self.after.error:.1e}, {bound}"
 
     def to_json(self) -> JsonObject:

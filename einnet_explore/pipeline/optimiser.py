@@ -8,6 +8,7 @@ is left, the plan is the original model.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -69,7 +70,7 @@ from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.cuda import execution
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import time_calls
-from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS
+from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS, onnxruntime_message
 from einnet_explore.runtime.profile_store import PROFILE_PREFIX
 from einnet_explore.strategies.rounding_levels import parse_level
 from einnet_explore.support.errors import BackendError
@@ -77,6 +78,7 @@ from einnet_explore.support.executors import WorkExecutor
 from einnet_explore.support.json_values import JsonObject, as_integer, as_number, as_object
 from einnet_explore.support.limits import STARVATION_FACTOR, available_cores
 from einnet_explore.support.status_line import status_line
+from einnet_explore.support.wording import count_noun
 
 NOTHING: Mapping[str, tuple[int, ...]] = {}
 
@@ -94,12 +96,18 @@ def read_model(
             return load_model(model, shapes)
 
 
+MAX_THREADS_PER_CORE = 4
+"""Threads that may share a core of this machine: with thousands, each measurement takes minutes."""
+
+
 def make_settings(
     device: str, threads: int | None, max_depth: int, runtime: str = "plan", numerics: str = "approximate"
 ) -> Settings:
-    """Return the settings of tuning; raises ValueError for an unknown device, runtime or numerics level."""
+    """Return the settings of tuning; raises ValueError for an unknown device, runtime, level or number."""
     check_device(device)
-    count = threads or available_cores()
+    count, cores = threads or available_cores(), os.cpu_count() or 1
+    if count > (most := MAX_THREADS_PER_CORE * cores):
+        raise ValueError(f"{count} threads: expected at most {most} on {count_noun(cores, 'core')}")
     return Settings(count, max_depth, runtime=parse_runtime(runtime), numerics=parse_level(numerics))
 
 
@@ -678,7 +686,7 @@ def run_on(inputs: GivenInputs, model: Model, original: ExecutionPlan) -> dict[s
     try:
         original.run(feeds)
     except ONNXRUNTIME_ERRORS as error:
-        why = str(error).strip().splitlines()[0]
+        why = onnxruntime_message(error).splitlines()[0]
         raise ValueError(f"{inputs.source}: {model.path} fails on these inputs ({why})") from None
     return feeds
 

@@ -43,6 +43,7 @@ from einnet_explore.runtime.onnx_fragment import (
     Waiting,
     copy_to_large_pages,
     initializer,
+    onnxruntime_message,
     opset_imports,
     register_custom_ops,
     session_options,
@@ -143,7 +144,7 @@ def open_session(
         return onnxruntime.InferenceSession(held, options, providers=["CPUExecutionProvider"])
     except ONNXRUNTIME_ERRORS as error:
         where = describe_nodes(nodes) if nodes else whole
-        raise Refused(f"{where}: ONNX Runtime refuses: {str(error).strip()}") from error
+        raise Refused(f"{where}: ONNX Runtime refuses: {onnxruntime_message(error)}") from error
 
 
 def run_session(
@@ -180,7 +181,7 @@ def _run(
     try:
         return session.run(outputs, feeds, options)  # type: ignore[no-any-return]
     except ONNXRUNTIME_ERRORS as error:
-        raise Refused(f"ONNX Runtime fails: {str(error).strip()}") from error
+        raise Refused(f"ONNX Runtime fails: {onnxruntime_message(error)}") from error
 
 
 def subgraph_session(

@@ -110,7 +110,7 @@ def forward_selection(
             refused, interrupted = dict.fromkeys(chain.from_iterable(winners), UNTRIED) | refused, True
             break
         if better is None:
-            refused |= dict.fromkeys(more, f"with it the whole model runs at {speedup:.2f} of its speed without")
+            refused |= dict.fromkeys(more, f"with it the whole model is not faster: {speedup:.2f} of the speed without")
             tried[more] = len(kept)
         else:
             kept, plan = larger, better
@@ -617,7 +617,7 @@ class Selector:
         if measured is not None and (not selection.kept or measured.speedup >= least):
             return selection, measured
         why = "with it the whole model is not faster by more than noise"
-        why += f": it runs at {measured.speedup:.2f} of its speed without" if measured else ", or does not agree"
+        why += f": {measured.speedup:.2f} of the speed without" if measured else ", or does not agree"
         return selection.without_rewrites(why), self.baseline.measure_original()
 
     def _hosted_selection(self, selection: Selection, measured: MeasuredPlan) -> tuple[Selection, MeasuredPlan] | None:

@@ -509,7 +509,7 @@ class TuningTask:
         measured = f"the fastest of {len(finalists.derivations)} measured candidates"
         return outcome(
             contender=fastest if after <= MAX_CONTENDER_RATIO * before else None,
-            why=f"{measured} takes {after / before:.2f} of the original's time",
+            why=f"{measured} takes {after / before:.2f} of the original's time, at most {MAX_WINNER_RATIO} is a gain",
         )
 
     def _measure(self, forms: Iterable[Derivation], memory: MemoryWatch) -> tuple[_Finalists, dict[str, float]]:

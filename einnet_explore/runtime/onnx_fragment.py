@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import mmap
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,6 +64,15 @@ ONNXRUNTIME_ERRORS: tuple[type[Exception], ...] = (
     *(EncodeError, MemoryError, RuntimeError, TypeError, ValueError),
 )
 """Exceptions of ONNX Runtime when it opens or runs a session: a class for each kind of failure, and Python's own."""
+
+_CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : |/\S+:\d+ [^()]*\([^()]*\)(?: const)? ")
+"""What ONNX Runtime's messages say of its own source: a code, and a file, line and function."""
+
+
+def onnxruntime_message(error: Exception) -> str:
+    """Return what an exception of ``ONNXRUNTIME_ERRORS`` says, without what it says of ONNX Runtime's source."""
+    return _CODE.sub("", str(error).strip())
+
 
 Shape: TypeAlias = tuple[int, ...]
 Waiting: TypeAlias = Literal["spin", "sleep"]

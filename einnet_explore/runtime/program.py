@@ -40,6 +40,7 @@ from einnet_explore.runtime.onnx_fragment import (
     KernelTable,
     bind_session,
     onnx_session,
+    onnxruntime_message,
 )
 from einnet_explore.support.errors import BackendError, Refused
 
@@ -259,7 +260,7 @@ class CompiledProgram:
         try:
             found = self._session.run(self.program.outputs, feeds)
         except ONNXRUNTIME_ERRORS as error:
-            raise BackendError(f"ONNX Runtime cannot run the program: {str(error).strip()}") from error
+            raise BackendError(f"ONNX Runtime cannot run the program: {onnxruntime_message(error)}") from error
         return dict(zip(self.program.outputs, found, strict=True))
 
     def execute(self) -> None:
@@ -323,7 +324,7 @@ class CompiledProgram:
         try:
             return onnx_session(writer.model(inputs, outputs), self.threads)
         except ONNXRUNTIME_ERRORS as error:
-            raise BackendError(f"ONNX Runtime refuses the program: {str(error).strip()}") from error
+            raise BackendError(f"ONNX Runtime refuses the program: {onnxruntime_message(error)}") from error
 
     @cached_property
     @_refuse_memory_error("the arrays of the program")

@@ -61,6 +61,8 @@ from einnet_explore.viz.tables import Matches, TextTable
 from einnet_explore.viz.views import Formula
 
 Observer: TypeAlias = "Callable[[DerivationTree], None]"
+ScopePath: TypeAlias = "str | int | Path"
+"""The path of a scope, as text, the number of an equation, or a tuple."""
 Place: TypeAlias = int | str | Candidate | Derivation
 """A node of a tree: its number, its label (``#8``, ``E2``) or the name of a pin, or a derivation to it."""
 
@@ -315,7 +317,7 @@ class DerivationTree:
         known = {rule.name for rule in self.known}
         return tuple(rule for rule in ALL_RULES if rule.name not in known)
 
-    def rules(self, at: str | Path | None = None, about: Iterable[str] = (), further: bool = False) -> Matches:
+    def rules(self, at: ScopePath | None = None, about: Iterable[str] = (), further: bool = False) -> Matches:
         """Return the legal matches at the scope *at* (None: at every scope); raises LookupError if *at* is none.
 
         *about* are names of iterators or tensors: only matches whose parameters name one of them.  *further*: also
@@ -332,7 +334,7 @@ class DerivationTree:
             return Matches((*legal(self.known), *legal(others)))
         return Matches(legal(self.known), lambda: _note_of_further(legal(others)) if len(paths) <= MAX_NOTED else "")
 
-    def refusals(self, at: str | Path | None = None, further: bool = False) -> Refusals:
+    def refusals(self, at: ScopePath | None = None, further: bool = False) -> Refusals:
         """Return the reason for every rule without a legal match at the scope *at* (None: at every scope).
 
         *further*: also those of ``further_rules``, last.
@@ -340,7 +342,7 @@ class DerivationTree:
         rules = (*self.known, *self.further_rules) if further else self.known
         return Refusals(refusal for path in self._paths(at) for refusal in self._refusals(path, rules))
 
-    def _paths(self, at: str | Path | None) -> list[Path]:
+    def _paths(self, at: ScopePath | None) -> list[Path]:
         return [path for path, _ in places(self.program)] if at is None else [self.path(at)]
 
     def _refusals(self, at: Path, rules: Iterable[Rule[object]]) -> Iterable[Refusal]:
@@ -351,18 +353,18 @@ class DerivationTree:
             except RuleError as error:
                 yield Refusal(rule.name, at, str(error))
 
-    def why_refused(self, rule: str, at: str | Path = "0") -> str:
+    def why_refused(self, rule: str, at: ScopePath = "0") -> str:
         """Return why *rule* has no legal match at *at*, with numbers, or in how many ways it applies."""
         known, path = self.rule(rule), self.path(at)
         return applicability(rule, known, self.program, path)
 
-    def path(self, at: str | Path) -> Path:
+    def path(self, at: ScopePath) -> Path:
         """Return *at* as a path; raises ValueError or LookupError if there is no such scope."""
-        path = self.program.path(at) if isinstance(at, str) else at
+        path = (at,) if isinstance(at, int) else self.program.path(at) if isinstance(at, str) else at
         self.program.scope_at(path)
         return path
 
-    def apply(self, rule: str | Match[object], at: str | Path = "0", **params: Any) -> Program:
+    def apply(self, rule: str | Match[object], at: ScopePath = "0", **params: Any) -> Program:
         """Apply a rule by name with *params* in their JSON form, or a match, and return the new program.
 
         Raises ``Refused``, and changes nothing, if the rule does not apply.  If parameters are omitted, the rule must
@@ -371,7 +373,7 @@ class DerivationTree:
         with self._lock:
             return self._step(rule if isinstance(rule, Match) else self.match(rule, at, params))
 
-    def match(self, rule: str, at: str | Path, params: Mapping[str, Any]) -> Match[object]:
+    def match(self, rule: str, at: ScopePath, params: Mapping[str, Any]) -> Match[object]:
         """Return the match of *rule* that ``apply`` would apply at the scope *at*; raises ``Refused``.
 
         *params* are in their JSON form; those that are missing must be determined by the others.
@@ -459,7 +461,7 @@ class Session(DerivationTree):
             for back, m in matches
         )
 
-    def table(self, operator: str = "", at: str | Path = "0") -> MappingTable:
+    def table(self, operator: str = "", at: ScopePath = "0") -> MappingTable:
         """Return the iterator mapping table of the scope at *at* and *operator* (the nearest one if empty).
 
         Raises ValueError for an unknown operator and LookupError if *at* is no scope.
@@ -469,7 +471,7 @@ class Session(DerivationTree):
             return mapping_table(self.program, path, nearest_operator(self.program, path, self.operators))
         return mapping_table(self.program, path, find_operators((operator,), self.operators)[0])
 
-    def converge(self, operator: str, at: str | Path = "0") -> Program:
+    def converge(self, operator: str, at: ScopePath = "0") -> Program:
         """Join iterators of the scope at *at* until it is a call of *operator*; each step is a node nearer to it.
 
         The steps are those of EinNet's converging derivation (§6.1), guided by the expression distance.  Raises

@@ -9,7 +9,7 @@ Three dialects, one ``match``:
 Spaces are ``~`` and *mod* is written out: MathJax treats ``\bmod`` and a backslash before a space as macros and refuses
 formulas in which the expansion exceeds 5 kB, as derivations do.
 
-Ranges are half-open: :math:`\sum_{c=0}^{n}` stops before :math:`n`, as the paper's iteration spaces do.
+Ranges are half-open, and print so: :math:`\sum_{0 \leq c < n}`.  (The paper prints :math:`\sum_{c=0}^{n}`.)
 """
 
 from __future__ import annotations
@@ -244,8 +244,8 @@ def latex(
     r"""Print *it* in LaTeX, without dollar signs; several equations are ``aligned``.
 
     *marks* gives scopes, named by their paths, a colour (``mathtext`` underlines them). *ranges* is ``"full"`` for
-    :math:`\sum_{c=0}^{512}` instead of :math:`\sum_c`. ``mathtext`` has no environments: there a program is one line
-    per equation. Raises ValueError for an unknown dialect.
+    :math:`\sum_{0 \leq c < 512}` instead of :math:`\sum_c`. ``mathtext`` has no environments: there a program is one
+    line per equation. Raises ValueError for an unknown dialect.
     """
     if dialect not in ("amsmath", "katex", "mathtext"):
         raise ValueError(f"dialect {dialect!r}, expected amsmath, katex or mathtext")
@@ -375,23 +375,21 @@ def _operator(reduce: str | None, over: Sequence[Iterator], domain: str, place: 
     """Print ``L`` (*reduce* None) or a reduction over iterators: one sign for all, or one with its range for each."""
     condition = rf" \mid {domain}" if domain else ""
     if place.ranges == "short" or not over:
-        return _sign(reduce, ",".join(map(place.iterator, over)) + condition, "", place)
+        return _sign(reduce, ",".join(map(place.iterator, over)) + condition, place)
     last = len(over) - 1
-    return r"\;".join(  # limits are wider than their signs: without it they would touch
-        _sign(reduce, f"{place.iterator(x)}={x.lo}" + (condition if n == last else ""), str(x.hi), place)
+    return r"\;".join(  # ranges are wider than their signs: without it they would touch
+        _sign(reduce, rf"{x.lo} \leq {place.iterator(x)} < {x.hi}" + (condition if n == last else ""), place)
         for n, x in enumerate(over)
     )
 
 
-def _sign(reduce: str | None, below: str, above: str, place: _Place) -> str:
+def _sign(reduce: str | None, below: str, place: _Place) -> str:
     if reduce:
         sign = _REDUCE[reduce] if place.tensors is None else rf"\mathop{{{place.token(_REDUCE[reduce])}}}\limits"
-        return sign + (f"_{{{below}}}" if below else "") + (f"^{{{above}}}" if above else "")
+        return sign + (f"_{{{below}}}" if below else "")
     if place.dialect == "mathtext":
-        sign = rf"\underset{{{below}}}{{\mathbf{{L}}}}" if below else r"\mathbf{L}"
-        return rf"\overset{{{above}}}{{{sign}}}" if above else sign
-    limits = (f"_{{{below}}}" if below else "") + (f"^{{{above}}}" if above else "")
-    return r"\mathop{" + place.token(r"\mathbf{L}") + "}" + (rf"\limits{limits}" if limits else "")
+        return rf"\underset{{{below}}}{{\mathbf{{L}}}}" if below else r"\mathbf{L}"
+    return r"\mathop{" + place.token(r"\mathbf{L}") + "}" + (rf"\limits_{{{below}}}" if below else "")
 
 
 def _bound(bound: Bound, place: _Place) -> str:
