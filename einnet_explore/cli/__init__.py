@@ -281,7 +281,9 @@ def _family_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--budget", "--limit-seconds", type=parse_seconds, metavar="S", help="time limit of the search (default: none)"
     )
-    command.add_argument("--sizes", metavar="H=11,W=17", help="sizes to search at (default: small primes)")
+    command.add_argument(
+        "--sizes", metavar="H=11,W=17", help="sizes at which the derivation is the cheapest (default: small primes)"
+    )
     command.add_argument("--at", metavar="H=56,W=56", help="also print the program at these sizes")
     command.add_argument("--latex", action="store_true", help="print every program in LaTeX, and the verdicts apart")
     _json_option(command)

@@ -150,7 +150,8 @@ class Replay:
             except LookupError as error:
                 raise Refused(f"step {n}, {step.rule}: {error}") from None
             except Refused as why:
-                raise Refused(f"step {n}, {step.rule}, does not carry over to {sizes_text(sizes)}: {why}") from None
+                where = f"step {n}, {step.rule}, does not carry over to {sizes_text(sizes)}"
+                raise Refused(f"{where}: {why}; one found at other sizes may") from None
         return tuple(programs)
 
     def _apply(self, program: Program, rule: Rule[object], step: ReplayStep, sizes: Mapping[str, int]) -> Program:
