@@ -252,7 +252,7 @@ def flatten_product(body: Scalar, used: Iterable[Iterator], summations: Iterable
 
     def collect(body: Scalar) -> None:
         for factor in quotient_factors(body):
-            if isinstance(factor, Access):
+            if isinstance(factor, Access) and isinstance(factor.source, Scope) and factor.source.summations:
                 try:
                     inner, inside = open_reduction(factor, "sum", (*names, *over))
                 except Refused:

@@ -8,7 +8,8 @@ r"""Factoring across expressions: one sum over all factors, and back by the orde
 .. code-block:: text
 
     normal form: substitute each intermediate that is a sum of products or moves elements (fusion, inlining), multiply
-                 products of sums out and sum each term on its own (distributivity)
+                 products of sums out and sum each term on its own (distributivity), sum only what is read
+                 (traversal factoring)
     padding:     move the padding of a sum to the factors that it has (padding exchange), or drop it where these are 0
                  (boundary relaxing)
     bands:       sum over a window where a condition confines a sum to a band (boundary tightening)
@@ -23,13 +24,14 @@ programs: each of their expressions is searched like any other, and the costs co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from math import isqrt, log
 
+from einnet_explore.analysis.access_structure import residue_divisors
 from einnet_explore.analysis.equations import readers, weight_only
-from einnet_explore.analysis.indices import iterators_of
+from einnet_explore.analysis.indices import iterators_of, read_indices
 from einnet_explore.analysis.padding import sliding_windows
-from einnet_explore.analysis.products import count_products, is_multilinear, quotient_factors
+from einnet_explore.analysis.products import count_products, is_multilinear, quotient_factors, reads_weights
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -74,7 +76,8 @@ from einnet_explore.rules.distributivity import Inwards, Termwise
 from einnet_explore.rules.expression_splitting import Cut
 from einnet_explore.rules.prefix_splitting import Blocks, block_sizes, summed_end
 from einnet_explore.rules.recentring import Place
-from einnet_explore.rules.variable_substitution import divide_traversal
+from einnet_explore.rules.traversal_factoring import Selection
+from einnet_explore.rules.variable_substitution import divide_iterator
 from einnet_explore.strategies.moves import merge_scopes
 from einnet_explore.strategies.vertical_fusion import substitute_intermediate
 
@@ -205,7 +208,7 @@ def _split_prefix(derivation: Derivation, at: Path, blocks: Blocks) -> Derivatio
     scope = derivation.end.scope_at(at)
     position = summed_end(scope, blocks.summation)[0].position.single
     if position is not None and not position.lo and not position.extent % blocks.size:
-        substitution = divide_traversal(scope, position, blocks.size)
+        substitution = divide_iterator(scope, position, blocks.size)
         derivation, at = derivation.then(Match(VARIABLE_SUBSTITUTION, at, substitution)), (*at, 0)
     return derivation.then(Match(PREFIX_SPLITTING, at, blocks))
 
@@ -307,27 +310,63 @@ def _merged(derivation: Derivation) -> Derivation:
 
 
 def _towards_normal_form(program: Program) -> Iterable[Match[object]]:
-    """Yield matches that sum terms on their own, or do not sum padding; innermost scopes first."""
+    """Yield matches that sum terms on their own, or do not sum padding or what is not read; innermost scopes first."""
     for at, scope in reversed(list(places(program))):
         if accepted(DISTRIBUTIVITY.rewrite, program, at, Termwise()):
             yield Match(DISTRIBUTIVITY, at, Termwise())
-        elif any(a.source.padding for a in accesses(scope.body)):
-            yield from (m for m in BOUNDARY_TIGHTENING.matches(program, at) if not m.params.window)
+        yield from _tightenings(program, at, scope)
+        yield from _mixed_radix(program, at, scope)
+        yield from (m for m in TRAVERSAL_FACTORING.matches(program, at) if isinstance(m.params, Selection))
+
+
+def _mixed_radix(program: Program, at: Path, scope: Scope) -> Iterable[Match[object]]:
+    """Yield matches that sum over the quotient and the remainder of a summation, if all factors read these.
+
+    Such as after a reshape: an index of joined heads or pixels becomes one for each dimension.
+    """
+    for y, d in residue_divisors(scope, scope.summations):
+        if not y.lo and not y.extent % d:
+            params = divide_iterator(scope, y, d)
+            divided = VARIABLE_SUBSTITUTION.rewrite(program, at, params).scope_at(at)
+            if _quotient_count(divided) < _quotient_count(scope):
+                yield Match(VARIABLE_SUBSTITUTION, at, params)
+
+
+def _quotient_count(scope: Scope) -> int:
+    """Return how many quotients and remainders of summations the body of *scope* reads at."""
+    atoms = (atom for index in read_indices(scope.body) for atom, _ in index.terms if not isinstance(atom, Iterator))
+    return sum(not set(scope.summations).isdisjoint(atom.numerator.iterators) for atom in atoms)
+
+
+def _tightenings(program: Program, at: Path, scope: Scope) -> Iterable[Match[object]]:
+    """Yield matches that drop from the ranges of *scope* where it reads padding, and is 0."""
+    if any(access.source.padding for access in accesses(scope.body)):
+        yield from (m for m in BOUNDARY_TIGHTENING.matches(program, at) if not m.params.window)
+
+
+def _padded_weights(program: Program) -> Iterable[Match[object]]:
+    """Yield matches that drop the zeros around products of weights, such as those of a strided window."""
+    for at, scope in places(program):
+        if len(at) > 1 and reads_weights(scope.body):
+            yield from _tightenings(program, at, scope)
 
 
 def factored(derivation: Derivation) -> Derivation:
     """Apply the rules that factor until none applies, then make expressions of nested scopes, and share equal ones."""
     derivation = _in_single_sums(exhausted(derivation, (COMMON_FACTOR, TRAVERSAL_FACTORING, CONTRACTION_ORDER)))
+    derivation = _repeated(derivation, _padded_weights)
     derivation = _merged(exhausted(derivation, (EXPRESSION_EXTRACTION,)))
-    for matches in (_conditions, _shared):
-        while (match := next(iter(matches(derivation.end)), None)) is not None:
-            derivation = derivation.then(match)
-    return derivation
+    return _repeated(_repeated(derivation, _conditions), _shared)
 
 
 def exhausted(derivation: Derivation, rules: Iterable[Rule[object]]) -> Derivation:
     """Return *derivation* with *rules* applied until none of them applies."""
-    while (match := next(iter(_matches(derivation.end, rules)), None)) is not None:
+    return _repeated(derivation, lambda program: _matches(program, rules))
+
+
+def _repeated(derivation: Derivation, matches: Callable[[Program], Iterable[Match[object]]]) -> Derivation:
+    """Return *derivation* with the first of *matches* applied until there are none."""
+    while (match := next(iter(matches(derivation.end)), None)) is not None:
         derivation = derivation.then(match)
     return derivation
 
