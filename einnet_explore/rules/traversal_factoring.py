@@ -66,10 +66,19 @@ def propose(scope: Scope) -> Iterable[Factoring | Position | Selection]:
         yield from _quotients(scope)
         yield from _positions(scope)
     for number, access in enumerate(accesses(scope.body)):
-        inner = access.source
-        if isinstance(inner, Scope) and inner.summations and _points(_read_by(scope, access)) < _points(inner.traversals):
-            if accepted(rewrite, scope, params := Selection(number)):
-                yield params
+        params = Selection(number)
+        if _is_read_in_part(scope, access) and accepted(rewrite, scope, params):
+            yield params
+
+
+def _is_read_in_part(scope: Scope, access: Access) -> bool:
+    """Whether *access* reads a nested sum, which has more points than the iterators of its index have."""
+    inner = access.source
+    return (
+        isinstance(inner, Scope)
+        and bool(inner.summations)
+        and _points(_read_by(scope, access)) < _points(inner.traversals)
+    )
 
 
 def _read_by(scope: Scope, access: Access) -> tuple[Iterator, ...]:

@@ -31,7 +31,15 @@ from einnet_explore.analysis.access_structure import residue_divisors
 from einnet_explore.analysis.equations import readers, weight_only
 from einnet_explore.analysis.indices import iterators_of, read_indices
 from einnet_explore.analysis.padding import sliding_windows
-from einnet_explore.analysis.products import count_products, is_multilinear, quotient_factors, reads_weights
+from einnet_explore.analysis.products import (
+    MAX_FACTORS,
+    cheapest_tree,
+    count_products,
+    flatten_product,
+    is_multilinear,
+    quotient_factors,
+    reads_weights,
+)
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -40,6 +48,7 @@ from einnet_explore.ir import (
     Iterator,
     Path,
     Program,
+    Quotient,
     Scalar,
     Scope,
     Tensor,
@@ -58,6 +67,7 @@ from einnet_explore.rules import (
     DISTRIBUTIVITY,
     EXPRESSION_EXTRACTION,
     EXPRESSION_SPLITTING,
+    LIKE_TERMS,
     PADDING_EXCHANGE,
     PART_EXTRACTION,
     PREFIX_SPLITTING,
@@ -72,6 +82,7 @@ from einnet_explore.rules import (
 )
 from einnet_explore.rules.base import accepted, places
 from einnet_explore.rules.boundaries import Tightening, Wider
+from einnet_explore.rules.contraction_order import Order
 from einnet_explore.rules.distributivity import Inwards, Termwise
 from einnet_explore.rules.expression_splitting import Cut
 from einnet_explore.rules.prefix_splitting import Blocks, block_sizes, summed_end
@@ -97,11 +108,20 @@ def factorings(program: Program) -> Iterable[Derivation]:
     """
     least = products_at_run_time(program)
     for fused in multiplied_out(program):
-        for normal in (fused, *_with_padded_factors(fused), *_in_bands(fused), *_in_blocks(fused)):
+        for normal in _normal_forms(fused):
             found = factored(normal)
             if (count := products_at_run_time(found.end)) < least:
                 least = count
                 yield found
+
+
+def _normal_forms(fused: Derivation) -> Iterable[Derivation]:
+    """Yield *fused* with padding kept and moved, each also in phases; in bands; in blocks."""
+    for moved in (fused, *_with_padded_factors(fused)):
+        yield moved
+        yield from _in_phases(moved)
+    yield from _in_bands(fused)
+    yield from _in_blocks(fused)
 
 
 def multiplied_out(program: Program) -> Iterable[Derivation]:
@@ -158,6 +178,26 @@ def _bands(program: Program) -> Iterable[Match[object]]:
             tightening = Tightening(window=narrow)
             if accepted(BOUNDARY_TIGHTENING.rewrite, program, at, tightening):
                 yield Match(BOUNDARY_TIGHTENING, at, tightening)
+
+
+def _in_phases(derivation: Derivation) -> Iterable[Derivation]:
+    """Yield *derivation* with each traversal divided that a quotient has together with a summation.
+
+    A window of an upsampling reads at most two elements in each phase, whatever its size is.
+    """
+    divided = _repeated(derivation, _phases)
+    if divided is not derivation:
+        yield divided
+
+
+def _phases(program: Program) -> Iterable[Match[object]]:
+    for at, scope in places(program):
+        atoms = [atom for index in read_indices(scope.body) for atom, _ in index.terms if isinstance(atom, Quotient)]
+        windows = [atom for atom in atoms if not set(scope.summations).isdisjoint(atom.numerator.iterators)]
+        for x, d in residue_divisors(scope, scope.traversals) if windows else ():
+            is_read = any(x in atom.numerator.iterators and atom.divisor == d for atom in windows)
+            if is_read and not x.lo and not x.extent % d:
+                yield Match(VARIABLE_SUBSTITUTION, at, divide_iterator(scope, x, d))
 
 
 def _in_blocks(derivation: Derivation) -> Iterable[Derivation]:
@@ -344,17 +384,24 @@ def _tightenings(program: Program, at: Path, scope: Scope) -> Iterable[Match[obj
         yield from (m for m in BOUNDARY_TIGHTENING.matches(program, at) if not m.params.window)
 
 
-def _padded_weights(program: Program) -> Iterable[Match[object]]:
-    """Yield matches that drop the zeros around products of weights, such as those of a strided window."""
+def _work_on_weights(program: Program) -> Iterable[Match[object]]:
+    """Yield matches that shorten products of weights: in the cheapest order, and without zeros around windows."""
     for at, scope in places(program):
         if len(at) > 1 and reads_weights(scope.body):
             yield from _tightenings(program, at, scope)
+            flat = flatten_product(scope.body, scope.traversals, scope.summations)
+            if scope.reduce == "sum" and flat.summations == scope.summations and 2 < len(flat.parts) <= MAX_FACTORS:
+                order = Order(cheapest_tree(flat.reads, frozenset(scope.traversals)))
+                if accepted(CONTRACTION_ORDER.rewrite, program, at, order):
+                    yield Match(CONTRACTION_ORDER, at, order)
 
 
 def factored(derivation: Derivation) -> Derivation:
     """Apply the rules that factor until none applies, then make expressions of nested scopes, and share equal ones."""
-    derivation = _in_single_sums(exhausted(derivation, (COMMON_FACTOR, TRAVERSAL_FACTORING, CONTRACTION_ORDER)))
-    derivation = _repeated(derivation, _padded_weights)
+    derivation = _in_single_sums(
+        exhausted(derivation, (COMMON_FACTOR, LIKE_TERMS, TRAVERSAL_FACTORING, CONTRACTION_ORDER))
+    )
+    derivation = _repeated(derivation, _work_on_weights)
     derivation = _merged(exhausted(derivation, (EXPRESSION_EXTRACTION,)))
     return _repeated(_repeated(derivation, _conditions), _shared)
 
