@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Iterable
 from math import isqrt, log
 
 from einnet_explore.analysis.access_structure import residue_divisors
-from einnet_explore.analysis.equations import readers, weight_only
+from einnet_explore.analysis.equations import find_equation, readers, weight_only
 from einnet_explore.analysis.indices import iterators_of, read_indices
 from einnet_explore.analysis.padding import sliding_windows
 from einnet_explore.analysis.products import (
@@ -293,10 +293,14 @@ def products_at_run_time(program: Program, among: Collection[str] | None = None)
 
 
 def _substituted(derivation: Derivation) -> Iterable[Derivation]:
-    """Yield *derivation* with one more multilinear intermediate substituted each time, until none is left."""
-    refused = set[str]()
+    """Yield *derivation* with one more multilinear intermediate substituted each time, until none is left.
+
+    Element-wise work that joins element-wise work leaves every sum as it was, so what results is not yielded.
+    """
+    refused, is_new = set[str](), False
     for _ in range(MAX_SUBSTITUTIONS):
-        for name in _intermediates(derivation.end):
+        program = derivation.end
+        for name in _intermediates(program):
             if name not in refused:
                 try:
                     derivation = normalised(substitute_intermediate(derivation, name))
@@ -304,7 +308,11 @@ def _substituted(derivation: Derivation) -> Iterable[Derivation]:
                 except Refused:
                     refused.add(name)
         else:
-            return
+            break
+        joined = (find_equation(program, name), *(program.equations[n] for n in readers(program, name)))
+        if is_new := any(s.summations for e in joined for _, s in scopes(e.scope)):
+            yield derivation
+    if not is_new and derivation.steps:
         yield derivation
 
 
@@ -447,7 +455,8 @@ def _conditions(program: Program) -> Iterable[Match[object]]:
     """
     for at, scope in places(program):
         found = [factor for term in terms(scope.body) for factor in quotient_factors(term)]
-        for match in PART_EXTRACTION.matches(program, at) if len(found) > 1 else ():
+        chosen = any(isinstance(part, Apply) and part.op in ("where", "exp") for part in walk_scalar(scope.body))
+        for match in PART_EXTRACTION.matches(program, at) if chosen and len(found) > 1 else ():
             part = tuple(walk_scalar(scope.body))[match.params.part]
             match part:
                 case Apply("where", (Compare(), inside, Const(0))) if scope.summations:
