@@ -242,9 +242,7 @@ class SummedProduct:
 
 
 @lru_cache(1 << 10)  # several rules ask for the same sum, one after the other
-def flatten_product(
-    body: Scalar, used: tuple[Iterator, ...], summations: tuple[Iterator, ...] = ()
-) -> SummedProduct:
+def flatten_product(body: Scalar, used: tuple[Iterator, ...], summations: tuple[Iterator, ...] = ()) -> SummedProduct:
     """Return the sum of *body* over *summations* with all sums that are its factors substituted.
 
     The iterators of the sums are renamed so that they differ from *used*.

@@ -45,6 +45,7 @@ from einnet_explore.ir import (
     Apply,
     Compare,
     Const,
+    Index,
     Iterator,
     Path,
     Program,
@@ -53,6 +54,7 @@ from einnet_explore.ir import (
     Scope,
     Tensor,
     accesses,
+    as_index,
     factors,
     scopes,
     terms,
@@ -85,10 +87,10 @@ from einnet_explore.rules.boundaries import Tightening, Wider
 from einnet_explore.rules.contraction_order import Order
 from einnet_explore.rules.distributivity import Inwards, Termwise
 from einnet_explore.rules.expression_splitting import Cut
-from einnet_explore.rules.prefix_splitting import Blocks, block_sizes, summed_end
+from einnet_explore.rules.prefix_splitting import Blocks, block_sizes, last_summed, summed_end
 from einnet_explore.rules.recentring import Place
 from einnet_explore.rules.traversal_factoring import Selection
-from einnet_explore.rules.variable_substitution import divide_iterator
+from einnet_explore.rules.variable_substitution import Substitution, divide_iterator
 from einnet_explore.strategies.moves import merge_scopes
 from einnet_explore.strategies.vertical_fusion import substitute_intermediate
 
@@ -205,15 +207,18 @@ def _in_blocks(derivation: Derivation) -> Iterable[Derivation]:
     derivation = _with_exponentials_in_one_sum(derivation)
     for at, scope in places(derivation.end):
         for s in scope.summations:
+            if not accepted(last_summed, scope, s):
+                continue
+            position, whole = last_summed(scope, s)[0], tuple[int, ...]()
             if accepted(summed_end, scope, s):
                 end = summed_end(scope, s)[0]
-                position = end.position
-                for size in _balanced_sizes(tuple(block_sizes(end, s)), position.bounds[1] + 1):
-                    try:
-                        split = _split_prefix(*_without_rest(derivation, at, position.single, size), Blocks(s, size))
-                    except Refused:
-                        continue
-                    yield _with_decay_by_blocks(normalised(split))
+                position, whole = end.position, tuple(block_sizes(end, s))
+            for size in _balanced_sizes(whole, position.bounds[1] - position.bounds[0] + 1):
+                try:
+                    split = _split_prefix(*_in_whole_blocks(derivation, at, position, s, size), Blocks(s, size))
+                except Refused:
+                    continue
+                yield _with_decay_by_blocks(normalised(split))
 
 
 def _balanced_sizes(whole: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -232,23 +237,40 @@ def _balanced_sizes(whole: tuple[int, ...], count: int) -> tuple[int, ...]:
     return tuple(size for size in (root, 1 << root.bit_length() - 1, 1 << root.bit_length()) if 1 < size <= count // 2)
 
 
-def _without_rest(derivation: Derivation, at: Path, position: Iterator | None, size: int) -> tuple[Derivation, Path]:
-    """Compute positions that are no whole block in an expression of their own; return the place of the others."""
-    if position is None or len(at) > 1 or position.lo or not position.extent % size:
+def _in_whole_blocks(
+    derivation: Derivation, at: Path, position: Index, s: Iterator, size: int
+) -> tuple[Derivation, Path]:
+    """Compute positions that are in no whole block in expressions of their own; return the place of the others.
+
+    The others begin with a block, and end within the range of *s*.
+    """
+    x = (position - position.const).single
+    if x is None or len(at) > 1:
         return derivation, at
-    cut, known = position.hi - position.extent % size, derivation.end.names()
-    derivation = derivation.then(Match(EXPRESSION_SPLITTING, at, Cut(position, (cut,))))
-    made = (n for n, e in enumerate(derivation.end.equations) if e.name not in known)
-    whole = Iterator(position.name, 0, cut)
-    return derivation, (next(n for n in made if whole in derivation.end.equations[n].scope.traversals),)
+    first = max(x.lo, -position.const)
+    low = first + -(first + position.const) % size
+    high = min(x.hi, s.hi - position.const)
+    high -= (high - low) % size
+    if cuts := tuple(cut for cut in (low, high) if x.lo < cut < x.hi):
+        known = derivation.end.names()
+        derivation = derivation.then(Match(EXPRESSION_SPLITTING, at, Cut(x, cuts)))
+        made = (n for n, e in enumerate(derivation.end.equations) if e.name not in known)
+        blocks = Iterator(x.name, low, high)
+        at = (next((n for n in made if blocks in derivation.end.scope_at((n,)).traversals), at[0]),)
+    if low:
+        scope = derivation.end.scope_at(at)
+        shifted = tuple((y.name, y - low if y.name == x.name else as_index(y)) for y in scope.traversals)
+        derivation, at = derivation.then(Match(VARIABLE_SUBSTITUTION, at, Substitution(shifted))), (*at, 0)
+    return derivation, at
 
 
 def _split_prefix(derivation: Derivation, at: Path, blocks: Blocks) -> Derivation:
-    """Divide the position, if it is one traversal, and the sum up to it."""
+    """Divide the position, if it is one traversal and whole blocks, and the sum up to it."""
     scope = derivation.end.scope_at(at)
-    position = summed_end(scope, blocks.summation)[0].position.single
-    if position is not None and not position.lo and not position.extent % blocks.size:
-        substitution = divide_iterator(scope, position, blocks.size)
+    position = summed_end(scope, blocks.summation)[0].position
+    x = (position - position.const).single
+    if x is not None and not (x.lo or x.extent % blocks.size or position.const % blocks.size):
+        substitution = divide_iterator(scope, x, blocks.size)
         derivation, at = derivation.then(Match(VARIABLE_SUBSTITUTION, at, substitution)), (*at, 0)
     return derivation.then(Match(PREFIX_SPLITTING, at, blocks))
 
