@@ -118,12 +118,11 @@ def factorings(program: Program) -> Iterable[Derivation]:
 
 
 def _normal_forms(fused: Derivation) -> Iterable[Derivation]:
-    """Yield *fused* with padding kept and moved, each also in phases; in bands; in blocks."""
+    """Yield *fused* with padding kept and moved, each also in phases; in bands, or else in blocks."""
     for moved in (fused, *_with_padded_factors(fused)):
         yield moved
         yield from _in_phases(moved)
-    yield from _in_bands(fused)
-    yield from _in_blocks(fused)
+    yield from tuple(_in_bands(fused)) or _in_blocks(fused)
 
 
 def multiplied_out(program: Program) -> Iterable[Derivation]:
