@@ -340,6 +340,10 @@ def test_selection_is_refused(body: str, why: str) -> None:
         # Two windows are one larger window; the coefficients may differ.
         ("tensor x[9]\ntensor v[3] weight\nY[h:5] = sum[r:3, s:3] x[h+r+s] * w[r] * v[s]", ["r+s"]),
         ("tensor x[15]\ntensor v[2] weight\nY[h:4] = sum[r:3, s:2] x[3*h+r+2*s] * w[r] * v[s]", ["r+2*s"]),
+        (
+            "tensor x[9]\ntensor v[3] weight\nY[h:5] = sum[s:3] {[t:7] sum[r:3] x[t+r] * w[r]}[h+s] * v[s]",
+            ["r+s"],
+        ),
         # The places of a window on an upsampling, in each phase.
         ("tensor x[4] pad [1]\nY[h:4, p:2] = sum[r:3] x[h+(p+r+1)//2-1] * w[r]", ["(p+r+1)//2"]),
     ],

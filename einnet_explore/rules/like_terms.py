@@ -13,11 +13,18 @@ are one element.  If *g* has weights only, its sum is computed beforehand.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
-from einnet_explore.analysis.indices import fresh_name, iterators_of, map_indices, read_indices, substitute_index
+from einnet_explore.analysis.indices import (
+    fresh_name,
+    iterators_of,
+    map_indices,
+    parse_index_over,
+    read_indices,
+    substitute_index,
+)
 from einnet_explore.analysis.padding import excess
 from einnet_explore.analysis.products import (
     SummedProduct,
@@ -28,8 +35,9 @@ from einnet_explore.analysis.products import (
 )
 from einnet_explore.analysis.regions import index_reach
 from einnet_explore.ir import Apply, Compare, Const, Index, Iterator, Scope, as_index, mul
-from einnet_explore.rules.base import accepted, scope_rule
+from einnet_explore.rules.base import accepted, refusing, scope_rule
 from einnet_explore.support.errors import Refused
+from einnet_explore.support.json_values import as_items
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +168,13 @@ def explain(scope: Scope) -> str:
     return "no two terms of the sum read the same element of a factor, or adding them first saves no products"
 
 
+def decode(scope: Scope, params: Mapping[str, object]) -> Positions:
+    """Read ``{"positions": ["r+s"]}``, in the iterators after sums that are factors are substituted."""
+    iterators = (*scope.traversals, *_flat(scope).summations)
+    with refusing():
+        return Positions(tuple(parse_index_over(str(text), iterators) for text in as_items(params["positions"])))
+
+
 LIKE_TERMS = scope_rule(
     "like_terms",
     r"\mathop{L}_{\vec x} \sum_{\vec y \vec z} f(\varphi(\vec z))\, g(\vec z) \;\mapsto\;"
@@ -168,5 +183,6 @@ LIKE_TERMS = scope_rule(
     r"[\vec x, \vec y, \vec u]",
     propose,
     rewrite,
+    decode=decode,
     explain=explain,
 )
