@@ -15,9 +15,10 @@ r"""Factoring across expressions: one sum over all factors, and back by the orde
     bands:       sum over a window where a condition confines a sum to a band (boundary tightening)
     blocks:      split a sum up to a position (prefix splitting), make decay relative to the blocks' ends (recentring)
     phases:      divide a traversal that a quotient has together with a summation (variable substitution)
-    factoring:   add terms with a common factor (common factor) or that read one element (like terms) first, eliminate the summations in the cheapest order
-                 (contraction order), compute what is read through a quotient once (traversal factoring), make nested
-                 scopes expressions of their own (expression extraction), share equal ones (common subexpression)
+    factoring:   add terms first that have a common factor (common factor) or read one element (like terms), eliminate
+                 the summations in the cheapest order (contraction order), compute what is read through a quotient once
+                 (traversal factoring), make nested scopes expressions of their own (expression extraction), share
+                 equal ones (common subexpression)
 
 Every step is a rule.  Products of weights alone are free, since they are computed beforehand.  The results are open
 programs: each of their expressions is searched like any other, and the costs compete with the start's.
