@@ -168,6 +168,32 @@ COLLAPSIBLE: dict[str, tuple[str, int]] = {
         ),
         N * R + R * F,
     ),
+    "values of heads that are joined before a projection": (
+        made(
+            f"p[4, {N}]; c[{N}, {R}]; Wv*[{R}, {K}]; Wo*[{K}, {F}]",
+            f"V[m:{N}, k:{K}] = sum[i:{R}] c[m, i] * Wv[i, k]",
+            f"O[h:4, d:{K // 4}] = sum[m:{N}] p[h, m] * V[m, {K // 4}*h+d]",
+            f"Y[f:{F}] = sum[k:{K}] O[k//{K // 4}, k%{K // 4}] * Wo[k, f]",
+        ),
+        4 * N * R + 4 * R * F,
+    ),
+    "classifier of flattened channels": (
+        made(
+            f"x[{C}, {H}, {H}]; W*[64, {C}]; V*[{64 * POINTS}, 10]",
+            f"T[f:64, h:{H}, w:{H}] = sum[c:{C}] x[c, h, w] * W[f, c]",
+            f"Y[o:10] = sum[j:{64 * POINTS}] T[j//{POINTS}, j//{H}%{H}, j%{H}] * V[j, o]",
+        ),
+        10 * C * POINTS,
+    ),
+    "rows of a layer that a slice reads": (
+        made(
+            f"x[{N}, {K}]; W*[{K}, {F}]; b*[{F}]",
+            linear("T", "x", "W", N, K, F),
+            f"B[n:{N}, f:{F}] = T[n, f] + b[f]",
+            f"Y[n:{N // 4}, f:{F}] = B[4*n, f]",
+        ),
+        N // 4 * K * F + N // 4 * F,
+    ),
     "state of one query": (
         made(
             f"q[{K}]; k[{N}, {K}]; v[{N}, {F}]",
@@ -253,6 +279,16 @@ COLLAPSIBLE: dict[str, tuple[str, int]] = {
             f"Y[n:{N}, f:{F}] = T[n, f] + 0.5 * V[n, f]",
         ),
         N * K * F,
+    ),
+    "LoRA of a convolution": (
+        made(
+            f"x[{C}, {H}, {H}] pad [0, 1, 1]; W*[{D}, {C}, 3, 3]; A*[4, {C}, 3, 3]; B*[{D}, 4, 1, 1]",
+            conv("T", "x", "W", C, D, H),
+            conv("U", "x", "A", C, 4, H),
+            conv("V", "U", "B", 4, D, H, 1),
+            f"Y[f:{D}, h:{H}, w:{H}] = T[f, h, w] + 0.5 * V[f, h, w]",
+        ),
+        9 * C * D * POINTS,
     ),
     "two adapters": (
         made(
@@ -367,6 +403,15 @@ COLLAPSIBLE: dict[str, tuple[str, int]] = {
         ),
         C * D * POINTS + 4 * R * D * POINTS + 4 * D * POINTS,
     ),
+    "3x3 convolution of an upsampling": (
+        made(
+            f"x[{C}, {H}, {H}]; W*[{D}, {C}, 3, 3]",
+            f"U[c:{C}, h:{2 * H}, w:{2 * H}] = x[c, h//2, w//2]",
+            f"Y[f:{D}, h:{2 * H}, w:{2 * H}] = sum[c:{C}, r:3, s:3] {{[c:{C}, h:{2 * H}, w:{2 * H}] U[c, h, w]}}"
+            f" pad [0, 1, 1][c, h+r-1, w+s-1] * W[f, c, r, s]",
+        ),
+        16 * C * D * POINTS,
+    ),
     "global feature beside local ones": (
         made(
             f"x[{N}, {K}]; g[{K}]; W*[{2 * K}, {F}]",
@@ -412,6 +457,14 @@ COLLAPSIBLE: dict[str, tuple[str, int]] = {
             f"[f, 2*h+r-1, 2*w+s-1]",
         ),
         9 * C * POINTS + D * C * POINTS,
+    ),
+    "two 3x3 convolutions without padding": (
+        made(
+            f"x[{C}, {H + 4}, {H + 4}]; W*[64, {C}, 3, 3]; V*[{R}, 64, 3, 3]",
+            conv("T", "x", "W", C, 64, H + 2, pad=False),
+            conv("Y", "T", "V", 64, R, H, pad=False),
+        ),
+        25 * C * R * POINTS,
     ),
     "causal convolution of a wide layer": (
         made(
@@ -588,6 +641,23 @@ NEAR_MISSES: dict[str, tuple[str, str]] = {
     "upsampling by rounding up": (
         "Y[h:8, f:5] = sum[c:5] y[h//2, c] * A[f, c]",
         "T[h:5, f:5] = sum[c:5] y[h, c] * A[f, c]\nY[h:8, f:5] = T[(h+1)//2, f]",
+    ),
+    "phase of an upsampling before a window": (
+        "Y[h:8] = sum[c:5, r:3] {[h:8, c:5] y[h//2, c]} pad [1, 0][h+r-1, c] * K[c, c, r]",
+        "G[p:2, u:2, c:5] = sum[r:3] where((p+r)//2 == u, K[c, c, r], 0)\n"
+        "Y[h:8] = sum[c:5, u:2] {[h:5, c:5] y[h, c]} pad [1, 0][h//2+h%2+u-1, c] * G[h%2, u, c]",
+    ),
+    "window of two windows without its ends": (
+        "T[h:3] = sum[c:5, r:3] y[h+r, c] * K[c, c, r]\nY[h:1] = sum[s:3] T[h+s] * g[s]",
+        "G[c:5, u:4] = sum[r:3, s:3] where(r+s == u, K[c, c, r] * g[s], 0)\nY[h:1] = sum[c:5, u:4] y[h+u, c] * G[c, u]",
+    ),
+    "rows that a slice does not read": (
+        "T[i:5, f:5] = sum[k:5] y[i, k] * A[k, f]\nY[i:2, f:5] = T[2*i, f]",
+        "Y[i:2, f:5] = sum[k:5] y[2*i+1, k] * A[k, f]",
+    ),
+    "heads in another order": (
+        "O[h:2, d:2] = sum[k:5] y[h, k] * A[k, 2*h+d]\nY[f:5] = sum[k:4] O[k//2, k%2] * B[k, f]",
+        "O[h:2, d:2] = sum[k:5] y[h, k] * A[k, 2*h+d]\nY[f:5] = sum[h:2, d:2] O[h, d] * B[h+2*d, f]",
     ),
     "trace of another product": (
         "P[i:5, j:5] = sum[k:5] A[i, k] * B[k, j]\nY[z:1] = sum[i:5] P[i, i]",

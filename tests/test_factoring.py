@@ -22,6 +22,7 @@ from einnet_explore.rules import (
     COMMON_FACTOR,
     DISTRIBUTIVITY,
     EXPRESSION_EXTRACTION,
+    LIKE_TERMS,
     PADDING_EXCHANGE,
     TRAVERSAL_FACTORING,
     Derivation,
@@ -308,6 +309,74 @@ def test_a_sum_at_positions_of_a_window_is_computed_once_for_each_position() -> 
 )
 def test_positions_are_refused(text: str, position: str, why: str) -> None:
     refuses(TRAVERSAL_FACTORING, parse(f"tensor x[3, 4]\n{text}"), (0,), why, position=position)
+
+
+def test_of_a_nested_sum_only_what_is_read_is_computed() -> None:
+    start = parse("tensor A[6, 4]\ntensor b[6]\nY[i:3] = b[i] + {[j:6] max[k:4] A[j, k]}[2*i]")
+    assert check_rule(TRAVERSAL_FACTORING, start) == 1
+    (match,) = TRAVERSAL_FACTORING.matches(start, (0,))
+    after = match.apply(start).after
+    assert after == parse("tensor A[6, 4]\ntensor b[6]\nY[i:3] = b[i] + {[i:3] max[k:4] A[2*i, k]}[i]")
+    assert certify(start, after).kind == "proved"
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("A[2*i, 0]", "access 0 reads tensor A, not a scope"),
+        ("{[j:6 | 0 <= j < 5] sum[k:4] A[j, k]}[2*i]", "the nested scope has a domain: 0 <= j < 5"),
+        ("{[j:6] sum[k:4] A[j, k]} pad [1][2*i+2]", "leaves the box of the nested scope, [(0, 6)]"),
+        ("b[i]", "access 1: the body has 1 accesses"),
+    ],
+)
+def test_selection_is_refused(body: str, why: str) -> None:
+    start = parse(f"tensor A[6, 4]\ntensor b[6]\nY[i:3] = {body}")
+    refuses(TRAVERSAL_FACTORING, start, (0,), why, selected=int(body == "b[i]"))
+
+
+@pytest.mark.parametrize(
+    ("text", "positions"),
+    [
+        # Two windows are one larger window; the coefficients may differ.
+        ("tensor x[9]\ntensor v[3] weight\nY[h:5] = sum[r:3, s:3] x[h+r+s] * w[r] * v[s]", ["r+s"]),
+        ("tensor x[15]\ntensor v[2] weight\nY[h:4] = sum[r:3, s:2] x[3*h+r+2*s] * w[r] * v[s]", ["r+2*s"]),
+        (
+            "tensor x[9]\ntensor v[3] weight\nY[h:5] = sum[s:3] {[t:7] sum[r:3] x[t+r] * w[r]}[h+s] * v[s]",
+            ["r+s"],
+        ),
+        # The places of a window on an upsampling, in each phase.
+        ("tensor x[4] pad [1]\nY[h:4, p:2] = sum[r:3] x[h+(p+r+1)//2-1] * w[r]", ["(p+r+1)//2"]),
+    ],
+)
+def test_like_terms_are_added_first(text: str, positions: list[str]) -> None:
+    start = parse(f"tensor w[3] weight\n{text}")
+    assert check_rule(LIKE_TERMS, start) == 1
+    (match,) = LIKE_TERMS.matches(start, (0,))
+    assert [index.replace(" ", "") for index in LIKE_TERMS.encode(match.params)["positions"]] == positions
+    assert certify(start, match.apply(start).after).kind == "proved"
+
+
+@settings(deadline=None, max_examples=25)
+@given(contractions(reductions=("sum",)))
+def test_like_terms_keep_every_value(program: Program) -> None:
+    check_rule(LIKE_TERMS, program)
+
+
+@pytest.mark.parametrize(
+    ("body", "positions", "why"),
+    [
+        ("sum[r:3, s:2] x[h+r+s] * w[r] * v[s]", ["h"], "expected sums over the summations of the scope"),
+        ("sum[r:3, s:2] x[h+r+s] * w[r] * v[s]", ["r"], "no factor is read at [r] alone, next to others"),
+        ("sum[r:3, s:2] x[h+r+s]", ["r+s"], "no factor is read at [r+s] alone, next to others"),
+        ("max[r:3, s:2] x[h+r+s] * w[r] * v[s]", ["r+s"], "the scope takes the max"),
+        ("x[h] * w[0]", ["h"], "the scope sums nothing, expected a plain sum of a product"),
+        ("sum[r:3, s:2] x[h+r+s] * z[r] * v[s]", ["r+s"], "adding first needs finite paddings"),
+        ("sum[r:2] q[(h+r)//3] * w[r]", ["(h+r)//3"], "a position that no term has would be read"),
+    ],
+)
+def test_like_terms_are_refused(body: str, positions: list[str], why: str) -> None:
+    start = parse(f"tensor x[9]\ntensor w[3]\ntensor v[2]\ntensor q[2]\ntensor z[3] pad [1] value inf\nY[h:5] = {body}")
+    refuses(LIKE_TERMS, start, (0,), why, positions=positions)
 
 
 def test_windows_are_summed_along_one_dimension_after_the_other() -> None:

@@ -135,11 +135,11 @@ def test_a_gate_joins_and_a_second_reader_ends() -> None:
 
 
 def separable(between: str = "") -> onnx.ModelProto:
-    """GCN's pair: k x 1 then 1 x k, and the other way round, of one image; *between* them perhaps an activation."""
-    weights = {f"k{n}": np.ones((2, 2, *((3, 1) if n in (1, 4) else (1, 3))), np.float32) for n in range(1, 5)}
+    """GCN's pair: 7 x 1 then 1 x 7, and the other way round, of one image; *between* them perhaps an activation."""
+    weights = {f"k{n}": np.ones((2, 2, *((7, 1) if n in (1, 4) else (1, 7))), np.float32) for n in range(1, 5)}
     nodes = []
     for first, second in ((1, 2), (3, 4)):
-        pads = [[1, 0, 1, 0] if n in (1, 4) else [0, 1, 0, 1] for n in (first, second)]
+        pads = [[3, 0, 3, 0] if n in (1, 4) else [0, 3, 0, 3] for n in (first, second)]
         nodes.append(node("Conv", ["x", f"k{first}"], [f"a{first}"], pads=pads[0]))
         if between:
             nodes.append(node(between, [f"a{first}"], [f"r{first}"]))

@@ -174,6 +174,25 @@ def test_masks_and_gates_may_be_written_in_any_place(scores: str, masked: str) -
     assert [step.why for step in einnet_check.check(record) if step.why is not None] == []
 
 
+@pytest.mark.parametrize("condition", ["s - t <= 3", "s - t < -5", "s - t >= -2", "s - t > 4"])
+def test_masks_with_an_offset_are_divided_into_blocks(condition: str) -> None:
+    """Rows in no whole block are computed as before; the others take the products of the causal mask."""
+    start, causal = (
+        ee.parse(
+            f"""tensor C[128, 4]\ntensor B[128, 4]\ntensor X[128, 4]
+    S[t:128, s:128] = sum[d:4] C[t, d] * B[s, d]\nM[t:128, s:128] = where({mask}, S[t, s], 0)
+    Y[t:128, v:4] = sum[s:128] M[t, s] * X[s, v]\noutput Y"""
+        )
+        for mask in (condition, "s <= t")
+    )
+    (*_, best), (*_, chunked) = factorings(start), factorings(causal)
+    (size,) = (s.match.params.size for s in best.steps if s.match.rule is PREFIX_SPLITTING)
+    assert products_at_run_time(best.end) <= products_at_run_time(chunked.end) + 2 * size * 128 * 10
+    record = json.loads(json.dumps(to_record(best)))
+    assert [step.why for step in einnet_check.check(record) if step.why is not None] == []
+    assert certify(start, best.end).kind == "proved"
+
+
 @pytest.mark.parametrize(("length", "depth"), [(67, 16), (101, 8), (254, 16), (4001, 64)])
 @pytest.mark.parametrize("program", [attention, gated, lambda n, d, v: gated(n, d, v, "h:2")])
 def test_lengths_without_divisors_have_a_rest(

@@ -241,7 +241,8 @@ class SummedProduct:
         return frozenset(n for n, part in enumerate(self.parts) if reads_weights(part))
 
 
-def flatten_product(body: Scalar, used: Iterable[Iterator], summations: Iterable[Iterator] = ()) -> SummedProduct:
+@lru_cache(1 << 10)  # several rules ask for the same sum, one after the other
+def flatten_product(body: Scalar, used: tuple[Iterator, ...], summations: tuple[Iterator, ...] = ()) -> SummedProduct:
     """Return the sum of *body* over *summations* with all sums that are its factors substituted.
 
     The iterators of the sums are renamed so that they differ from *used*.
@@ -252,7 +253,7 @@ def flatten_product(body: Scalar, used: Iterable[Iterator], summations: Iterable
 
     def collect(body: Scalar) -> None:
         for factor in quotient_factors(body):
-            if isinstance(factor, Access):
+            if isinstance(factor, Access) and isinstance(factor.source, Scope) and factor.source.summations:
                 try:
                     inner, inside = open_reduction(factor, "sum", (*names, *over))
                 except Refused:
@@ -301,6 +302,7 @@ def reads_weights(body: Scalar) -> bool:
     return True
 
 
+@lru_cache(1 << 12)
 def count_products(scope: Scope) -> int:
     """Count the products of *scope* at run time: those that it forms at each point of its grid, and its nested scopes'.
 

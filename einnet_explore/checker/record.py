@@ -48,12 +48,12 @@ COMPARISON = "comparison"
 """The step of the records of ``equal``: no rule made it."""
 
 RULE_NAMES = (
-    "batch_merging", "bilinear_product", "bilinear_substitution", "blocked_generation",
-    "boundary_relaxing", "boundary_tightening", "cancellation", "common_factor", "common_subexpression", COMPARISON,
+    "batch_merging", "bilinear_product", "bilinear_substitution", "blocked_generation", "boundary_relaxing",
+    "boundary_tightening", "cancellation", "common_factor", "common_subexpression", COMPARISON,
     "contraction_order", "dead_equation", "distributivity", "eoperator_generation", "expression_extraction",
-    "expression_fusion", "expression_inlining", "expression_splitting", "homomorphism", "inverse", "known_quotient",
-    "monotone_exchange", "one_pass_generation", "operator_matching", "padding_exchange", "part_extraction",
-    "positive_scaling", "prefix_splitting", "recentring",
+    "expression_fusion", "expression_inlining", "expression_splitting", "homomorphism", "inverse",
+    "known_quotient", "like_terms", "monotone_exchange", "one_pass_generation", "operator_matching",
+    "padding_exchange", "part_extraction", "positive_scaling", "prefix_splitting", "recentring",
     "reduction_generation", "row_generation", "sibling_merging", "storage_layout", "summation_exchange",
     "summation_splitting", "traversal_factoring", "traversal_merging", "variable_substitution",
 )  # fmt: skip

@@ -363,8 +363,15 @@ def are_mergeable(one: tuple[Equation, ...], other: tuple[Equation, ...]) -> boo
     if _reads_result_of(one, other):
         return False
     program = assemble((*one, *other), tuple(e.name for e in (*one, *other)))
+    return _merges_across(anonymize(program).program, len(one))
+
+
+@lru_cache(256)  # layers of one model are often equal
+def _merges_across(program: Program, count: int) -> bool:
+    """Whether sibling merging accepts one of the first *count* equations with one of the others."""
     weights = {t.name for t in program.inputs if t.weight}
-    ours, theirs = ({e.name for e in equations} for equations in (one, other))
+    names = [e.name for e in program.equations]
+    ours, theirs = set(names[:count]), set(names[count:])
     for n, equation in enumerate(program.equations):
         for match in SIBLING_MERGING.matches(program, (n,)):
             params: Siblings = match.params

@@ -29,6 +29,7 @@ from einnet_explore.rules.generation import (
 from einnet_explore.rules.homomorphism import HOMOMORPHISM
 from einnet_explore.rules.inverse import inverse_rule
 from einnet_explore.rules.known_quotient import KNOWN_QUOTIENT
+from einnet_explore.rules.like_terms import LIKE_TERMS
 from einnet_explore.rules.monotone_exchange import MONOTONE_EXCHANGE
 from einnet_explore.rules.padding_exchange import PADDING_EXCHANGE
 from einnet_explore.rules.part_extraction import PART_EXTRACTION
@@ -61,6 +62,7 @@ FEWER_PRODUCTS: tuple[Rule[object], ...] = (BILINEAR_SUBSTITUTION,)
 IDENTITIES: tuple[Rule[object], ...] = (
     DISTRIBUTIVITY,
     COMMON_FACTOR,
+    LIKE_TERMS,
     SUMMATION_EXCHANGE,
     CONTRACTION_ORDER,
     TRAVERSAL_FACTORING,
@@ -175,6 +177,7 @@ __all__ = [
     "INTER_RULES",
     "INVERSE",
     "KNOWN_QUOTIENT",
+    "LIKE_TERMS",
     "MONOTONE_EXCHANGE",
     "ONE_PASS_GENERATION",
     "PADDING_EXCHANGE",

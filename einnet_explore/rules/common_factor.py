@@ -139,7 +139,7 @@ class _Place:
 def _joined(scope: Scope, one: SummedProduct, other: SummedProduct, numbers: tuple[int, int]) -> Scalar:
     """Return the product of the common factors and the sum of the others, over the summations of the first term."""
     first, second = one.parts[numbers[0]], other.parts[numbers[1]]
-    solved = _solved(first, second, frozenset(one.summations))
+    solved = _solved(first, second, one.summations, other.summations)
     place = _placed(solved, other.summations)
     theirs = [substitute(part, place.to) for n, part in enumerate(other.parts) if n != numbers[1]]
     ours, common = list[Scalar](), [first]
@@ -197,10 +197,16 @@ def _summed(
     return Scope(kept, over, product, domain=bounds)[kept]
 
 
-def _solved(p: Scalar, q: Scalar, unknown: frozenset[Iterator]) -> Mapping[Iterator, Index]:
-    """Return *unknown* iterators of *p* such that *p* is *q*; raises Refused if there is no one solution."""
-    to: dict[Iterator, Index] = {}
-    left = list(_index_pairs(p, q))
+def _solved(
+    p: Scalar, q: Scalar, unknown: tuple[Iterator, ...], others: tuple[Iterator, ...]
+) -> Mapping[Iterator, Index]:
+    """Return *unknown* iterators of *p* such that *p* is *q*, in *others*; raises Refused if there is no one solution.
+
+    An iterator of one value is that value.
+    """
+    to = {x: as_index(x.lo) for x in unknown if x.extent == 1}
+    single = {x: as_index(x.lo) for x in others if x.extent == 1}
+    left = [(a, substitute_index(b, single)) for a, b in _index_pairs(p, q)]
     while left:
         waiting = []
         for a, b in left:

@@ -70,8 +70,9 @@ Exchange: TypeAlias = PaddedRead | PaddedFactors
 
 def propose(program: Program, at: Path) -> Iterable[Exchange]:
     """Propose every access to a padded scope that the law allows; first the padding of tensors."""
-    for n, _ in enumerate(accesses(program.scope_at(at).body)):
-        for params in (PaddedRead(n), PaddedFactors(n)):
+    for n, access in enumerate(accesses(program.scope_at(at).body)):
+        is_padded = isinstance(access.source, Scope) and any(map(any, access.source.padding))
+        for params in (PaddedRead(n), PaddedFactors(n)) if is_padded else ():
             if accepted(rewrite, program, at, params):
                 yield params
 

@@ -90,7 +90,17 @@ def rewrite(scope: Scope, params: Blocks) -> Scope:
 def summed_end(scope: Scope, s: Iterator) -> tuple[End, Scalar, Scalar]:
     """Return the end of the values of *s* that a condition admits, the factors that are read only then, and the others.
 
-    A function of all iterators of the condition joins it: elsewhere its value is not needed, and may overflow.
+    A function of all iterators of the condition joins it: elsewhere its value is not needed, and may overflow.  Raises
+    Refused without such a condition, and if the end leaves the range of *s*.
+    """
+    last, is_upper, held, free = last_summed(scope, s)
+    return _end(last, s, is_upper), held, free
+
+
+def last_summed(scope: Scope, s: Iterator) -> tuple[Index, bool, Scalar, Scalar]:
+    """Return the last value of *s* that a condition admits, whether *s* is summed up to it, and both kinds of factors.
+
+    The value may leave the range of *s*.  Raises Refused without such a condition.
     """
     found = quotient_factors(scope.body)
     for n, factor in enumerate(found):
@@ -104,7 +114,7 @@ def summed_end(scope: Scope, s: Iterator) -> tuple[End, Scalar, Scalar]:
                         joins = [isinstance(f, Apply) and read <= iterators_of(f) for f in rest]
                         held = mul(part, *(f for f, with_it in zip(rest, joins, strict=True) if with_it))
                         free = mul(*(f for f, with_it in zip(rest, joins, strict=True) if not with_it))
-                        return _end(at, s, slack.coefficient(s) < 0), held, free
+                        return at, slack.coefficient(s) < 0, held, free
     raise Refused(f"no factor is 0 where {s.name} is beyond an index of the traversals")
 
 

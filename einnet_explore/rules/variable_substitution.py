@@ -199,12 +199,13 @@ def join_iterators(scope: Scope, chain: tuple[Iterator, ...]) -> Substitution:
     return Substitution(_phi(group, (_run(scope, chain),)))
 
 
-def divide_traversal(scope: Scope, x: Iterator, size: int) -> Substitution:
-    """Return Φ that divides the traversal *x*, which starts at 0, into blocks of *size* and the place in its block."""
+def divide_iterator(scope: Scope, x: Iterator, size: int) -> Substitution:
+    """Return Φ that divides *x*, which starts at 0, into blocks of *size* and the place in its block."""
+    group = scope.traversals if x in scope.traversals else scope.summations
     names = [y.name for y in (*scope.traversals, *scope.summations)]
     block = fresh_name(x.name.upper(), names)
     place = fresh_name(x.name, (*names, block))
-    return Substitution(_phi(scope.traversals, (((x,), ((block, x // size), (place, x % size))),)))
+    return Substitution(_phi(group, (((x,), ((block, x // size), (place, x % size))),)))
 
 
 def _by_role(scope: Scope, params: Substitution) -> Substitution:

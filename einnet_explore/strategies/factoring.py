@@ -8,14 +8,17 @@ r"""Factoring across expressions: one sum over all factors, and back by the orde
 .. code-block:: text
 
     normal form: substitute each intermediate that is a sum of products or moves elements (fusion, inlining), multiply
-                 products of sums out and sum each term on its own (distributivity)
+                 products of sums out and sum each term on its own (distributivity), sum only what is read
+                 (traversal factoring)
     padding:     move the padding of a sum to the factors that it has (padding exchange), or drop it where these are 0
                  (boundary relaxing)
     bands:       sum over a window where a condition confines a sum to a band (boundary tightening)
     blocks:      split a sum up to a position (prefix splitting), make decay relative to the blocks' ends (recentring)
-    factoring:   add terms with a common factor first (common factor), eliminate the summations in the cheapest order
-                 (contraction order), compute what is read through a quotient once (traversal factoring), make nested
-                 scopes expressions of their own (expression extraction), share equal ones (common subexpression)
+    phases:      divide a traversal that a quotient has together with a summation (variable substitution)
+    factoring:   add terms first that have a common factor (common factor) or read one element (like terms), eliminate
+                 the summations in the cheapest order (contraction order), compute what is read through a quotient once
+                 (traversal factoring), make nested scopes expressions of their own (expression extraction), share
+                 equal ones (common subexpression)
 
 Every step is a rule.  Products of weights alone are free, since they are computed beforehand.  The results are open
 programs: each of their expressions is searched like any other, and the costs compete with the start's.
@@ -23,25 +26,37 @@ programs: each of their expressions is searched like any other, and the costs co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from math import isqrt, log
 
-from einnet_explore.analysis.equations import readers, weight_only
-from einnet_explore.analysis.indices import iterators_of
+from einnet_explore.analysis.access_structure import residue_divisors
+from einnet_explore.analysis.equations import find_equation, readers, weight_only
+from einnet_explore.analysis.indices import iterators_of, read_indices
 from einnet_explore.analysis.padding import sliding_windows
-from einnet_explore.analysis.products import count_products, is_multilinear, quotient_factors
+from einnet_explore.analysis.products import (
+    MAX_FACTORS,
+    cheapest_tree,
+    count_products,
+    flatten_product,
+    is_multilinear,
+    quotient_factors,
+    reads_weights,
+)
 from einnet_explore.ir import (
     Access,
     Apply,
     Compare,
     Const,
+    Index,
     Iterator,
     Path,
     Program,
+    Quotient,
     Scalar,
     Scope,
     Tensor,
     accesses,
+    as_index,
     factors,
     scopes,
     terms,
@@ -56,6 +71,7 @@ from einnet_explore.rules import (
     DISTRIBUTIVITY,
     EXPRESSION_EXTRACTION,
     EXPRESSION_SPLITTING,
+    LIKE_TERMS,
     PADDING_EXCHANGE,
     PART_EXTRACTION,
     PREFIX_SPLITTING,
@@ -70,11 +86,13 @@ from einnet_explore.rules import (
 )
 from einnet_explore.rules.base import accepted, places
 from einnet_explore.rules.boundaries import Tightening, Wider
+from einnet_explore.rules.contraction_order import Order
 from einnet_explore.rules.distributivity import Inwards, Termwise
 from einnet_explore.rules.expression_splitting import Cut
-from einnet_explore.rules.prefix_splitting import Blocks, block_sizes, summed_end
+from einnet_explore.rules.prefix_splitting import Blocks, block_sizes, last_summed, summed_end
 from einnet_explore.rules.recentring import Place
-from einnet_explore.rules.variable_substitution import divide_traversal
+from einnet_explore.rules.traversal_factoring import Selection
+from einnet_explore.rules.variable_substitution import Substitution, divide_iterator
 from einnet_explore.strategies.moves import merge_scopes
 from einnet_explore.strategies.vertical_fusion import substitute_intermediate
 
@@ -94,11 +112,19 @@ def factorings(program: Program) -> Iterable[Derivation]:
     """
     least = products_at_run_time(program)
     for fused in multiplied_out(program):
-        for normal in (fused, *_with_padded_factors(fused), *_in_bands(fused), *_in_blocks(fused)):
+        for normal in _normal_forms(fused):
             found = factored(normal)
             if (count := products_at_run_time(found.end)) < least:
                 least = count
                 yield found
+
+
+def _normal_forms(fused: Derivation) -> Iterable[Derivation]:
+    """Yield *fused* with padding kept and moved, each also in phases; in bands, or else in blocks."""
+    for moved in (fused, *_with_padded_factors(fused)):
+        yield moved
+        yield from _in_phases(moved)
+    yield from tuple(_in_bands(fused)) or _in_blocks(fused)
 
 
 def multiplied_out(program: Program) -> Iterable[Derivation]:
@@ -157,20 +183,43 @@ def _bands(program: Program) -> Iterable[Match[object]]:
                 yield Match(BOUNDARY_TIGHTENING, at, tightening)
 
 
+def _in_phases(derivation: Derivation) -> Iterable[Derivation]:
+    """Yield *derivation* with each traversal divided that a quotient has together with a summation.
+
+    A window of an upsampling reads at most two elements in each phase, whatever its size is.
+    """
+    divided = _repeated(derivation, _phases)
+    if divided is not derivation:
+        yield divided
+
+
+def _phases(program: Program) -> Iterable[Match[object]]:
+    for at, scope in places(program):
+        atoms = [atom for index in read_indices(scope.body) for atom, _ in index.terms if isinstance(atom, Quotient)]
+        windows = [atom for atom in atoms if not set(scope.summations).isdisjoint(atom.numerator.iterators)]
+        for x, d in residue_divisors(scope, scope.traversals) if windows else ():
+            is_read = any(x in atom.numerator.iterators and atom.divisor == d for atom in windows)
+            if is_read and not x.lo and not x.extent % d:
+                yield Match(VARIABLE_SUBSTITUTION, at, divide_iterator(scope, x, d))
+
+
 def _in_blocks(derivation: Derivation) -> Iterable[Derivation]:
     """Yield *derivation* with a sum up to a position split into blocks, and the position into block and place."""
     derivation = _with_exponentials_in_one_sum(derivation)
     for at, scope in places(derivation.end):
         for s in scope.summations:
+            if not accepted(last_summed, scope, s):
+                continue
+            position, whole = last_summed(scope, s)[0], tuple[int, ...]()
             if accepted(summed_end, scope, s):
                 end = summed_end(scope, s)[0]
-                position = end.position
-                for size in _balanced_sizes(tuple(block_sizes(end, s)), position.bounds[1] + 1):
-                    try:
-                        split = _split_prefix(*_without_rest(derivation, at, position.single, size), Blocks(s, size))
-                    except Refused:
-                        continue
-                    yield _with_decay_by_blocks(normalised(split))
+                position, whole = end.position, tuple(block_sizes(end, s))
+            for size in _balanced_sizes(whole, position.bounds[1] - position.bounds[0] + 1):
+                try:
+                    split = _split_prefix(*_in_whole_blocks(derivation, at, position, s, size), Blocks(s, size))
+                except Refused:
+                    continue
+                yield _with_decay_by_blocks(normalised(split))
 
 
 def _balanced_sizes(whole: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -189,23 +238,40 @@ def _balanced_sizes(whole: tuple[int, ...], count: int) -> tuple[int, ...]:
     return tuple(size for size in (root, 1 << root.bit_length() - 1, 1 << root.bit_length()) if 1 < size <= count // 2)
 
 
-def _without_rest(derivation: Derivation, at: Path, position: Iterator | None, size: int) -> tuple[Derivation, Path]:
-    """Compute positions that are no whole block in an expression of their own; return the place of the others."""
-    if position is None or len(at) > 1 or position.lo or not position.extent % size:
+def _in_whole_blocks(
+    derivation: Derivation, at: Path, position: Index, s: Iterator, size: int
+) -> tuple[Derivation, Path]:
+    """Compute positions that are in no whole block in expressions of their own; return the place of the others.
+
+    The others begin with a block, and end within the range of *s*.
+    """
+    x = (position - position.const).single
+    if x is None or len(at) > 1:
         return derivation, at
-    cut, known = position.hi - position.extent % size, derivation.end.names()
-    derivation = derivation.then(Match(EXPRESSION_SPLITTING, at, Cut(position, (cut,))))
-    made = (n for n, e in enumerate(derivation.end.equations) if e.name not in known)
-    whole = Iterator(position.name, 0, cut)
-    return derivation, (next(n for n in made if whole in derivation.end.equations[n].scope.traversals),)
+    first = max(x.lo, -position.const)
+    low = first + -(first + position.const) % size
+    high = min(x.hi, s.hi - position.const)
+    high -= (high - low) % size
+    if cuts := tuple(cut for cut in (low, high) if x.lo < cut < x.hi):
+        known = derivation.end.names()
+        derivation = derivation.then(Match(EXPRESSION_SPLITTING, at, Cut(x, cuts)))
+        made = (n for n, e in enumerate(derivation.end.equations) if e.name not in known)
+        blocks = Iterator(x.name, low, high)
+        at = (next((n for n in made if blocks in derivation.end.scope_at((n,)).traversals), at[0]),)
+    if low:
+        scope = derivation.end.scope_at(at)
+        shifted = tuple((y.name, y - low if y.name == x.name else as_index(y)) for y in scope.traversals)
+        derivation, at = derivation.then(Match(VARIABLE_SUBSTITUTION, at, Substitution(shifted))), (*at, 0)
+    return derivation, at
 
 
 def _split_prefix(derivation: Derivation, at: Path, blocks: Blocks) -> Derivation:
-    """Divide the position, if it is one traversal, and the sum up to it."""
+    """Divide the position, if it is one traversal and whole blocks, and the sum up to it."""
     scope = derivation.end.scope_at(at)
-    position = summed_end(scope, blocks.summation)[0].position.single
-    if position is not None and not position.lo and not position.extent % blocks.size:
-        substitution = divide_traversal(scope, position, blocks.size)
+    position = summed_end(scope, blocks.summation)[0].position
+    x = (position - position.const).single
+    if x is not None and not (x.lo or x.extent % blocks.size or position.const % blocks.size):
+        substitution = divide_iterator(scope, x, blocks.size)
         derivation, at = derivation.then(Match(VARIABLE_SUBSTITUTION, at, substitution)), (*at, 0)
     return derivation.then(Match(PREFIX_SPLITTING, at, blocks))
 
@@ -250,10 +316,14 @@ def products_at_run_time(program: Program, among: Collection[str] | None = None)
 
 
 def _substituted(derivation: Derivation) -> Iterable[Derivation]:
-    """Yield *derivation* with one more multilinear intermediate substituted each time, until none is left."""
-    refused = set[str]()
+    """Yield *derivation* with one more multilinear intermediate substituted each time, until none is left.
+
+    Element-wise work that joins element-wise work leaves every sum as it was, so what results is not yielded.
+    """
+    refused, is_new = set[str](), False
     for _ in range(MAX_SUBSTITUTIONS):
-        for name in _intermediates(derivation.end):
+        program = derivation.end
+        for name in _intermediates(program):
             if name not in refused:
                 try:
                     derivation = normalised(substitute_intermediate(derivation, name))
@@ -261,7 +331,11 @@ def _substituted(derivation: Derivation) -> Iterable[Derivation]:
                 except Refused:
                     refused.add(name)
         else:
-            return
+            break
+        joined = (find_equation(program, name), *(program.equations[n] for n in readers(program, name)))
+        if is_new := any(s.summations for e in joined for _, s in scopes(e.scope)):
+            yield derivation
+    if not is_new and derivation.steps:
         yield derivation
 
 
@@ -307,27 +381,70 @@ def _merged(derivation: Derivation) -> Derivation:
 
 
 def _towards_normal_form(program: Program) -> Iterable[Match[object]]:
-    """Yield matches that sum terms on their own, or do not sum padding; innermost scopes first."""
+    """Yield matches that sum terms on their own, or do not sum padding or what is not read; innermost scopes first."""
     for at, scope in reversed(list(places(program))):
         if accepted(DISTRIBUTIVITY.rewrite, program, at, Termwise()):
             yield Match(DISTRIBUTIVITY, at, Termwise())
-        elif any(a.source.padding for a in accesses(scope.body)):
-            yield from (m for m in BOUNDARY_TIGHTENING.matches(program, at) if not m.params.window)
+        yield from _tightenings(program, at, scope)
+        yield from _mixed_radix(program, at, scope)
+        yield from (m for m in TRAVERSAL_FACTORING.matches(program, at) if isinstance(m.params, Selection))
+
+
+def _mixed_radix(program: Program, at: Path, scope: Scope) -> Iterable[Match[object]]:
+    """Yield matches that sum over the quotient and the remainder of a summation, if all factors read these.
+
+    Such as after a reshape: an index of joined heads or pixels becomes one for each dimension.
+    """
+    for y, d in residue_divisors(scope, scope.summations):
+        if not y.lo and not y.extent % d:
+            params = divide_iterator(scope, y, d)
+            divided = VARIABLE_SUBSTITUTION.rewrite(program, at, params).scope_at(at)
+            if _quotient_count(divided) < _quotient_count(scope):
+                yield Match(VARIABLE_SUBSTITUTION, at, params)
+
+
+def _quotient_count(scope: Scope) -> int:
+    """Return how many quotients and remainders of summations the body of *scope* reads at."""
+    atoms = (atom for index in read_indices(scope.body) for atom, _ in index.terms if not isinstance(atom, Iterator))
+    return sum(not set(scope.summations).isdisjoint(atom.numerator.iterators) for atom in atoms)
+
+
+def _tightenings(program: Program, at: Path, scope: Scope) -> Iterable[Match[object]]:
+    """Yield matches that drop from the ranges of *scope* where it reads padding, and is 0."""
+    if any(access.source.padding for access in accesses(scope.body)):
+        yield from (m for m in BOUNDARY_TIGHTENING.matches(program, at) if not m.params.window)
+
+
+def _work_on_weights(program: Program) -> Iterable[Match[object]]:
+    """Yield matches that shorten products of weights: in the cheapest order, and without zeros around windows."""
+    for at, scope in places(program):
+        if len(at) > 1 and reads_weights(scope.body):
+            yield from _tightenings(program, at, scope)
+            flat = flatten_product(scope.body, scope.traversals, scope.summations)
+            if scope.reduce == "sum" and flat.summations == scope.summations and 2 < len(flat.parts) <= MAX_FACTORS:
+                order = Order(cheapest_tree(flat.reads, frozenset(scope.traversals)))
+                if accepted(CONTRACTION_ORDER.rewrite, program, at, order):
+                    yield Match(CONTRACTION_ORDER, at, order)
 
 
 def factored(derivation: Derivation) -> Derivation:
     """Apply the rules that factor until none applies, then make expressions of nested scopes, and share equal ones."""
-    derivation = _in_single_sums(exhausted(derivation, (COMMON_FACTOR, TRAVERSAL_FACTORING, CONTRACTION_ORDER)))
+    derivation = _in_single_sums(
+        exhausted(derivation, (COMMON_FACTOR, LIKE_TERMS, TRAVERSAL_FACTORING, CONTRACTION_ORDER))
+    )
+    derivation = _repeated(derivation, _work_on_weights)
     derivation = _merged(exhausted(derivation, (EXPRESSION_EXTRACTION,)))
-    for matches in (_conditions, _shared):
-        while (match := next(iter(matches(derivation.end)), None)) is not None:
-            derivation = derivation.then(match)
-    return derivation
+    return _repeated(_repeated(derivation, _conditions), _shared)
 
 
 def exhausted(derivation: Derivation, rules: Iterable[Rule[object]]) -> Derivation:
     """Return *derivation* with *rules* applied until none of them applies."""
-    while (match := next(iter(_matches(derivation.end, rules)), None)) is not None:
+    return _repeated(derivation, lambda program: _matches(program, rules))
+
+
+def _repeated(derivation: Derivation, matches: Callable[[Program], Iterable[Match[object]]]) -> Derivation:
+    """Return *derivation* with the first of *matches* applied until there are none."""
+    while (match := next(iter(matches(derivation.end)), None)) is not None:
         derivation = derivation.then(match)
     return derivation
 
@@ -361,7 +478,8 @@ def _conditions(program: Program) -> Iterable[Match[object]]:
     """
     for at, scope in places(program):
         found = [factor for term in terms(scope.body) for factor in quotient_factors(term)]
-        for match in PART_EXTRACTION.matches(program, at) if len(found) > 1 else ():
+        chosen = any(isinstance(part, Apply) and part.op in ("where", "exp") for part in walk_scalar(scope.body))
+        for match in PART_EXTRACTION.matches(program, at) if chosen and len(found) > 1 else ():
             part = tuple(walk_scalar(scope.body))[match.params.part]
             match part:
                 case Apply("where", (Compare(), inside, Const(0))) if scope.summations:
