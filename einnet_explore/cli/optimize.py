@@ -49,7 +49,12 @@ def run_optimize(arguments: argparse.Namespace) -> int:
 
         return run_optimize_on_gpu(arguments)
     settings = make_settings(
-        arguments.device, arguments.threads, arguments.max_depth, arguments.target_runtime, arguments.numerics
+        arguments.device,
+        arguments.threads,
+        arguments.max_depth,
+        arguments.target_runtime,
+        arguments.numerics,
+        arguments.error_bound,
     )
     model = read_model(arguments.model, parse_shapes(arguments.shape))
     check_writable(arguments.output, arguments.html, json=arguments.json, reads=[arguments.model, arguments.inputs])

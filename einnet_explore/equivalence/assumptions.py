@@ -26,7 +26,10 @@ EXPONENTIAL_AXIOM = "with the axiom exp(a + b) = exp(a) exp(b)"
 ROUNDING = "with constants rounded to 12 digits"
 """The text of a proof up to rounding: it equates constants that differ by floating-point constant folding."""
 
-AXIOMS = (EXPONENTIAL_AXIOM, ROUNDING)
+ROUNDED_OPERANDS = "with operands of products rounded to bfloat16"
+"""The text of a step that is no equality: it rounds operands, which numerics of the level ``bf16`` allow."""
+
+AXIOMS = (EXPONENTIAL_AXIOM, ROUNDING, ROUNDED_OPERANDS)
 
 
 class Rounding:

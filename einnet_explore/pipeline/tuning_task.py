@@ -23,6 +23,8 @@ from einnet_explore.analysis.counts import ELEMENT_BYTES, compute_bound, is_comp
 from einnet_explore.cost import CostModel, Device
 from einnet_explore.ir import EOperatorKind, Equation, Program, Table, accesses
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
+from einnet_explore.pipeline.numerics import level_report, measure_errors
+from einnet_explore.pipeline.rounded_products import round_products
 from einnet_explore.pipeline.tuning_context import (
     OUT_OF_MEMORY,
     Implementations,
@@ -416,11 +418,15 @@ NEGLIGIBLE_SHARE = 1e-3
 
 @dataclass(slots=True)
 class _Finalists:
-    """Finalists that agree with the original, their runners, and the reasons why others were refused."""
+    """Finalists that agree with the original, their runners, and the reasons why others were refused.
+
+    *over_bound* are those of candidates in bfloat16 whose error exceeds the bound.
+    """
 
     derivations: dict[str, Derivation] = field(default_factory=dict)
     runners: dict[str, Callable[[], object]] = field(default_factory=dict)
     refusals: list[str] = field(default_factory=list)
+    over_bound: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -497,19 +503,23 @@ class TuningTask:
             return stays(why=str(shortage))
         forms = [fuse_eoperators(variant.derivation()) for variant in promising]
         forms += blocked_forms(chain_groups(ranked, self.context.settings, below))
+        if self.context.settings.numerics == "bf16":
+            forms += [rounded for form in forms if (rounded := round_products(form)) is not None]
         finalists, times = self._measure(forms, memory)
         before = times.pop("original")
+        over = "".join(f"; {why}" for why in dict.fromkeys(finalists.over_bound))
         if not times:
-            return Trial(seconds_before=before, seconds_after=before, why="; ".join(dict.fromkeys(finalists.refusals)))
+            why = "; ".join(dict.fromkeys((*finalists.refusals, *finalists.over_bound)))
+            return Trial(seconds_before=before, seconds_after=before, why=why)
         best = min(times, key=lambda name: times[name])
         fastest, after = finalists.derivations[best], times[best]
         outcome = partial(Trial, seconds_before=before, seconds_after=after)
         if after <= MAX_WINNER_RATIO * before:
-            return outcome(winner=fastest, why=f"{before / after:.2f}x in its own right")
+            return outcome(winner=fastest, why=f"{before / after:.2f}x in its own right{over}")
         measured = f"the fastest of {len(finalists.derivations)} measured candidates"
         return outcome(
             contender=fastest if after <= MAX_CONTENDER_RATIO * before else None,
-            why=f"{measured} takes {after / before:.2f} of the original's time",
+            why=f"{measured} takes {after / before:.2f} of the original's time{over}",
         )
 
     def _measure(self, forms: Iterable[Derivation], memory: MemoryWatch) -> tuple[_Finalists, dict[str, float]]:
@@ -529,14 +539,20 @@ class TuningTask:
             try:
                 memory.require(working_set_bytes(derivation.end), "a candidate")
                 run = self.context.compiler(derivation.end, self.constants)
-                error = largest_error(want, run(feeds))
+                got = run(feeds)
+                plain, error = level_report(derivation), largest_error(want, got)
+                if plain.level == "bf16":
+                    report = measure_errors(derivation, plain, {**feeds, **self.constants}, want, got)
+                    if excess := report.excess(self.context.settings.error_bound):
+                        found.over_bound.append(excess)
+                        continue
             except (BackendError, ValueError) as problem:
                 found.refusals.append(str(problem))
             except OUT_OF_MEMORY as problem:
                 memory.short = True
                 found.refusals.append(f"a candidate does not fit: {type(problem).__name__}: {problem}")
             else:
-                if error > MAX_RELATIVE_ERROR:
+                if error > MAX_RELATIVE_ERROR and plain.level != "bf16":
                     found.refusals.append(
                         f"a candidate differs by {error:.1e} of the largest output, {MAX_RELATIVE_ERROR:g} is allowed"
                     )
