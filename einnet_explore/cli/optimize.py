@@ -83,6 +83,8 @@ def run_optimize(arguments: argparse.Namespace) -> int:
         print(format_table(fast.rows()))
         bundle, file = arguments.bundle or "--bundle DIR", arguments.output or "-o OUT.onnx"
         print("", *fast.conclusions(bundle, file, "--budget "), "", sep="\n")
+        for line in fast.beyond_bound()[:_REASON_LINES]:
+            print(f"not taken: {line}")
         for line in fast.untouched()[:_REASON_LINES]:
             print(f"not optimised: {line}")
         for line in fast.ends_of_regions()[:_REASON_LINES]:

@@ -619,7 +619,7 @@ class Optimiser:
         measured = self._with_errors(part).numerics
         if measured is None or not (excess := measured.excess(self.settings.error_bound)):
             return part
-        trial = replace(part.trial, winner=None, contender=None)
+        trial = replace(part.trial, winner=None, contender=None, excess=excess)
         return replace(part, trial=trial, kept=False, certificate="none", why=excess)
 
     def _with_errors(self, part: TunedSubprogram) -> TunedSubprogram:

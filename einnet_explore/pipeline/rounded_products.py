@@ -58,7 +58,7 @@ def _rounded(derivation: Derivation, name: str) -> Derivation:
     n = program.equations.index(find_equation(program, name))
     for path, scope in scopes(program.equations[n].scope):
         if scope.summations:
-            longer = derivation.then(OPERAND_ROUNDING.match(program, (n, *path)))
-            if match_narrow_product(find_equation(longer.end, name).scope) is not None:
-                return longer
+            derivation = derivation.then(OPERAND_ROUNDING.match(program, (n, *path)))
+    if match_narrow_product(find_equation(derivation.end, name).scope) is not None:
+        return derivation
     raise Refused(f"no kernel multiplies the operands of {name} in bfloat16")

@@ -204,6 +204,7 @@ class TunedSubprogram:
             "certificate": self.certificate,
             "numerics": numerics.to_json() if numerics else None,
             "why": self.why,
+            "excess": self.trial.excess,
             "states": self.trial.states,
             "steps": [step.match.to_json() for step in steps],
         }

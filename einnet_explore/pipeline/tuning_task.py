@@ -346,7 +346,8 @@ class Trial:
     """Measured times of a subprogram's original and of its best variant.
 
     The *winner* is faster than the original (None: the original stays).  Without a winner, the *contender* is the
-    fastest variant if it came near.  If *memory_short*, a memory limit decided, so the trial is not remembered.
+    fastest variant if it came near.  *excess* says by how much the error of a variant in bfloat16 exceeds the bound.
+    If *memory_short*, a memory limit decided, so the trial is not remembered.
     """
 
     seconds_before: float
@@ -356,6 +357,7 @@ class Trial:
     search_seconds: float = 0.0
     states: int = 0
     contender: Derivation | None = None
+    excess: str = ""
     memory_short: bool = False
 
     @property
@@ -372,6 +374,7 @@ def trial_to_json(trial: Trial) -> JsonObject:
         "search_seconds": trial.search_seconds,
         "states": trial.states,
         "why": trial.why,
+        "excess": trial.excess,
         "winner": steps_to_json(trial.winner) if trial.winner else None,
         "contender": steps_to_json(trial.contender) if trial.contender else None,
     }
@@ -389,6 +392,7 @@ def trial_from_json(document: object, program: Program) -> Trial | None:
             states=as_integer(found["states"]),
             why=str(found["why"]),
             contender=contender,
+            excess=str(found["excess"]),
         )
     except (KeyError, Refused):
         return None
@@ -507,19 +511,19 @@ class TuningTask:
             forms += [rounded for form in forms if (rounded := round_products(form)) is not None]
         finalists, times = self._measure(forms, memory)
         before = times.pop("original")
-        over = "".join(f"; {why}" for why in dict.fromkeys(finalists.over_bound))
+        excess = "; ".join(dict.fromkeys(finalists.over_bound))
         if not times:
-            why = "; ".join(dict.fromkeys((*finalists.refusals, *finalists.over_bound)))
-            return Trial(seconds_before=before, seconds_after=before, why=why)
+            why = "; ".join(dict.fromkeys(finalists.refusals))
+            return Trial(seconds_before=before, seconds_after=before, why=why or excess, excess=excess)
         best = min(times, key=lambda name: times[name])
         fastest, after = finalists.derivations[best], times[best]
-        outcome = partial(Trial, seconds_before=before, seconds_after=after)
+        outcome = partial(Trial, seconds_before=before, seconds_after=after, excess=excess)
         if after <= MAX_WINNER_RATIO * before:
-            return outcome(winner=fastest, why=f"{before / after:.2f}x in its own right{over}")
+            return outcome(winner=fastest, why=f"{before / after:.2f}x in its own right")
         measured = f"the fastest of {len(finalists.derivations)} measured candidates"
         return outcome(
             contender=fastest if after <= MAX_CONTENDER_RATIO * before else None,
-            why=f"{measured} takes {after / before:.2f} of the original's time{over}",
+            why=f"{measured} takes {after / before:.2f} of the original's time",
         )
 
     def _measure(self, forms: Iterable[Derivation], memory: MemoryWatch) -> tuple[_Finalists, dict[str, float]]:

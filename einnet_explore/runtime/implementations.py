@@ -564,6 +564,8 @@ def implementations_of(bound: BoundEquation) -> Iterable[Implementation]:
     packed = _packed_call(bound)
     if packed is not None:
         yield packed
+        if packed.made.is_fast:
+            return
     if equation.via is None or equation.via.is_library_call:
         node = _library_call(bound)
         if node is not None:

@@ -42,7 +42,8 @@ from einnet_explore.codegen.language.lowering import flat_read, lower_scalar, te
 from einnet_explore.codegen.language.values import F32, I64, Expr, Var
 from einnet_explore.codegen.language.values import Array as KernelArray
 from einnet_explore.codegen.preparation import prepare
-from einnet_explore.codegen.sum_of_products import SUM_RESULT, split_epilogue
+from einnet_explore.codegen.register_tiles import cpu_flags
+from einnet_explore.codegen.sum_of_products import SUM_RESULT, normalize_ranges, split_epilogue
 from einnet_explore.ir import (
     FLOAT32,
     Access,
@@ -81,8 +82,12 @@ MIN_SHARED_PRODUCTS = 1 << 18
 
 @dataclass(frozen=True)
 class NarrowProduct:
-    """A sum of products of narrow elements of two tensors, and the *epilogue* on its result (see ``SumOfProducts``)."""
+    """A *scope* that sums products of narrow elements of two tensors, and the *epilogue* on that (``SumOfProducts``).
 
+    The sum, *product*, has no iterators of one value.
+    """
+
+    scope: Scope
     product: TensorContraction
     epilogue: Scalar = SUM_RESULT[()]
 
@@ -95,11 +100,11 @@ def match_narrow_product(scope: Scope) -> NarrowProduct | None:
     """
     if multiplies_bytes(scope):
         product = match_matrix_product(scope) or match_window_product(scope)
-        return None if product is None else NarrowProduct(product)
+        return None if product is None else NarrowProduct(scope, product)
     found = split_epilogue(scope)
     if found is None:
         return None
-    core, epilogue = found
+    core, epilogue = normalize_ranges(*found)
     if element_type(scope) != FLOAT32 or any(
         t.dtype != FLOAT32 for a in accesses(epilogue) if isinstance(t := a.source, Tensor)
     ):
@@ -109,7 +114,7 @@ def match_narrow_product(scope: Scope) -> NarrowProduct | None:
         return None
     plain = replace(core, body=mul(*filter(None, reads)))
     product = match_matrix_product(plain) or match_window_product(plain)
-    return None if product is None else NarrowProduct(product, epilogue)
+    return None if product is None else NarrowProduct(scope, product, epilogue)
 
 
 def _bfloat16_read(factor: Scalar) -> Access | None:
@@ -180,7 +185,7 @@ class PackedProduct:
     """A kernel for sums of products: *rows* times *columns*, of which those in *packed* never change.
 
     The results of product `n`, row `i` and column `j` are at ``places[n] + i by_row + j``.  *epilogue* is applied to
-    them; *along* are the traversals that a step to the next column moves.
+    them, and reads *traversals*, of which a step to the next column moves those *along*.
     """
 
     scope: Scope
@@ -190,6 +195,7 @@ class PackedProduct:
     places: tuple[int, ...]
     by_row: int
     epilogue: Scalar = SUM_RESULT[()]
+    traversals: tuple[Iterator, ...] = ()
     along: tuple[Iterator, ...] = ()
     threads: int = 1
     compiler = "C"
@@ -198,6 +204,11 @@ class PackedProduct:
     def engine(self) -> str:
         """The engine's name: ``integers`` or ``bfloat16``."""
         return "bfloat16" if self.has_floats else "integers"
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether this processor has the instruction."""
+        return ("avx512_bf16" if self.has_floats else "avx512_vnni") in cpu_flags()
 
     @property
     def has_floats(self) -> bool:
@@ -353,7 +364,7 @@ class PackedProduct:
         result = "float" if self.has_floats else "int"
         words = {f":{name}": name for name in ("y", "c", "all", "at", "sides", "place", "columns")}
         printer = ExpressionPrinter(C, IdentifierTable(words))
-        index = {x: Var(f"{x.name} index", I64) for x in self.scope.traversals}
+        index = {x: Var(f"{x.name} index", I64) for x in self.traversals}
         memory = {t.name: KernelArray(t.name, F32, prod(t.shape)) for t in self.sides}
         total = KernelArray(":y", F32, _COLUMNS)[Var(":c", I64)]
 
@@ -369,13 +380,13 @@ class PackedProduct:
             yield f"    const float *restrict {printer.names.of(t.name)} = sides[{n}];"
         varying = []
         moving = tuple(x for x in self.along if x.extent > 1)
-        for x, stride in zip(self.scope.traversals, row_major_strides(self.scope.shape), strict=True):
+        for x, stride in zip(self.traversals, row_major_strides(tuple(x.extent for x in self.traversals)), strict=True):
             name, inside = printer.names.of(index[x].name), x in moving
-            place = f"{x.lo} + place / {stride} % {x.extent}"
+            place = f"place / {stride} % {x.extent}"
             if inside and len(moving) == 1:
                 place += " + c"
             elif inside:
-                place = f"{x.lo} + (place + c) / {stride} % {x.extent}"
+                place = f"(place + c) / {stride} % {x.extent}"
             line = f"const long long {name} = {place};"
             if inside:
                 varying.append(line)
@@ -493,7 +504,8 @@ def packed_product(
         return None
     packed = frozenset({a.tensor, b.tensor} & set(constants)) if a.tensor != b.tensor else frozenset[str]()
     by_row = places[rows[-1]] if rows else 1
-    return PackedProduct(scope, a, b, packed, tuple(at), by_row, found.epilogue, columns, threads)
+    own = () if found.epilogue == SUM_RESULT[()] else scope.traversals
+    return PackedProduct(found.scope, a, b, packed, tuple(at), by_row, found.epilogue, own, columns, threads)
 
 
 def _points(iterators: Sequence[Iterator]) -> Iterable[tuple[int, ...]]:
