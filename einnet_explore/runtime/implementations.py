@@ -20,7 +20,7 @@ import numpy as np
 import onnxruntime
 from numpy.lib.stride_tricks import as_strided
 
-from einnet_explore.analysis.equations import is_typed
+from einnet_explore.analysis.equations import is_typed, rounds_to_16_bits
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.products import TensorContraction, match_matrix_product
 from einnet_explore.codegen import versions
@@ -558,14 +558,9 @@ def implementations_of(bound: BoundEquation) -> Iterable[Implementation]:
     None is compiled here: an engine that refuses does so when the implementation is loaded, and the others remain.
     """
     equation = bound.equation
-    if is_typed(equation.scope):
+    if is_typed(equation.scope) or rounds_to_16_bits(equation.scope):
         yield from _typed_implementations(bound)
         return
-    packed = _packed_call(bound)
-    if packed is not None:
-        yield packed
-        if packed.made.is_fast:
-            return
     if equation.via is None or equation.via.is_library_call:
         node = _library_call(bound)
         if node is not None:

@@ -42,7 +42,6 @@ from einnet_explore.codegen.language.lowering import flat_read, lower_scalar, te
 from einnet_explore.codegen.language.values import F32, I64, Expr, Var
 from einnet_explore.codegen.language.values import Array as KernelArray
 from einnet_explore.codegen.preparation import prepare
-from einnet_explore.codegen.register_tiles import cpu_flags
 from einnet_explore.codegen.sum_of_products import SUM_RESULT, normalize_ranges, split_epilogue
 from einnet_explore.ir import (
     FLOAT32,
@@ -204,11 +203,6 @@ class PackedProduct:
     def engine(self) -> str:
         """The engine's name: ``integers`` or ``bfloat16``."""
         return "bfloat16" if self.has_floats else "integers"
-
-    @property
-    def is_fast(self) -> bool:
-        """Whether this processor has the instruction."""
-        return ("avx512_bf16" if self.has_floats else "avx512_vnni") in cpu_flags()
 
     @property
     def has_floats(self) -> bool:
