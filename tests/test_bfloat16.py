@@ -48,8 +48,8 @@ PRODUCTS = {
         "Y[f:8, h:9, w:9] = sum[c:3, r:3, s:3] bfloat16(A[c, h+r-1, w+s-1]) * bfloat16(B[f, c, r, s])"
     ),
     "epilogue": (
-        "tensor A[2, 9, 33]\ntensor B[33, 4, 10] weight\ntensor C[4, 10] weight\ntensor R[2, 9, 4, 10]\n"
-        "Y[a:2, i:9, h:4, j:10] = R[a, i, h, j] + tanh(C[h, j] + {[b:2, l:9, g:4, m:10] sum[k:33] "
+        "tensor A[2, 9, 33]\ntensor B[33, 4, 10] weight\ntensor M[4, 10] weight\ntensor R[2, 9, 4, 10]\n"
+        "Y[a:2, i:9, h:4, j:10] = R[a, i, h, j] + tanh(M[h, j] + {[b:2, l:9, g:4, m:10] sum[k:33] "
         "bfloat16(A[b, l, k]) * bfloat16(B[k, g, m])}[a, i, h, j])"
     ),
 }

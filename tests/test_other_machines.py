@@ -163,3 +163,20 @@ def test_products_of_bytes_run_on_aarch64(constants: tuple[str, ...], tmp_path: 
     got = np.empty((37, 45), np.int32)
     run_on_aarch64(kernel.text, ["-O3"], given, got, tmp_path)
     np.testing.assert_array_equal(got, arrays["A"].astype(np.int32) @ arrays["B"].astype(np.int32))
+
+
+@needs_aarch64
+def test_products_in_bfloat16_run_on_aarch64(tmp_path: Path) -> None:
+    program = parse(
+        "tensor A[37, 71]\ntensor B[71, 45]\n"
+        "Y[i:37, j:45] = relu({[i:37, j:45] sum[k:71] bfloat16(A[i, k]) * bfloat16(B[k, j])}[i, j])"
+    )
+    product = match_narrow_product(program.equations[0].scope)
+    kernel = product and packed_product(product, (), {})
+    assert kernel is not None
+    arrays = {name: a.astype(np.float32) for name, a in inputs_for(program).items()}
+    given = [arrays[n] if made is None else made for n, made in kernel.arguments(arrays)]
+    got = np.empty((37, 45), np.float32)
+    run_on_aarch64(kernel.text, portable(c_kernels.EOPERATOR_FLAGS), given, got, tmp_path)
+    want = np.asarray(evaluate(program, arrays, "float64")["Y"], np.float64)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)

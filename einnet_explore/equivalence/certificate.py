@@ -270,12 +270,12 @@ def certify_chain(chain: Sequence[Link], seed: int = 0) -> Certificate:
     if len(chain) <= 1:
         return chain[0][2] if chain else Certificate("proved", "identical")
     (start, _, _), (_, end, _) = chain[0], chain[-1]
-    steps = compose_certificates(chain)
-    if ROUNDED_OPERANDS in steps.detail:
-        return steps  # its ends are not equal
+    if any(ROUNDED_OPERANDS in step.detail for _, _, step in chain):
+        return compose_certificates(chain)  # its ends are not equal
     whole = certify(start, end, exact_elements=None)
     if whole.kind in ("proved", "false"):
         return whole
+    steps = compose_certificates(chain)
     if steps.kind == "proved" or whole.kind != "rounded":
         whole = steps
     return whole if whole.kind in PROOF_KINDS else certify(start, end, seed=seed)

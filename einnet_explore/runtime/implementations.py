@@ -579,7 +579,7 @@ def _typed_implementations(bound: BoundEquation) -> Iterable[Implementation]:
     scope = bound.equation.scope
     packed = _packed_call(bound)
     if packed is not None:
-        with suppress(BackendError):
+        with suppress(BackendError, Refused):
             yield load_implementation(packed)
     numbers = match_matrix_product(scope) if bound.out.size else None
     if numbers is not None and {bound.out.dtype, *(a.dtype for a in bound.operands.values())} == {np.dtype("float64")}:

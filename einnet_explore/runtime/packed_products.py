@@ -31,6 +31,7 @@ import ml_dtypes
 import numpy as np
 
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
+from einnet_explore.analysis.indices import is_inside_box
 from einnet_explore.analysis.products import (
     TensorContraction,
     match_matrix_product,
@@ -104,9 +105,7 @@ def match_narrow_product(scope: Scope) -> NarrowProduct | None:
     if found is None:
         return None
     core, epilogue = normalize_ranges(*found)
-    if element_type(scope) != FLOAT32 or any(
-        t.dtype != FLOAT32 for a in accesses(epilogue) if isinstance(t := a.source, Tensor)
-    ):
+    if element_type(scope) != FLOAT32 or not all(map(_is_side, accesses(epilogue))):
         return None
     reads = tuple(map(_bfloat16_read, factors(core.body)))
     if len(reads) != 2 or any(a is None or a.source.value != 0 for a in reads):
@@ -114,6 +113,12 @@ def match_narrow_product(scope: Scope) -> NarrowProduct | None:
     plain = replace(core, body=mul(*filter(None, reads)))
     product = match_matrix_product(plain) or match_window_product(plain)
     return None if product is None else NarrowProduct(scope, product, epilogue)
+
+
+def _is_side(access: Access) -> bool:
+    """Whether *access*, of an epilogue, reads the sum, or elements of a tensor of ``float32``."""
+    source = access.source
+    return isinstance(source, Tensor) and source.dtype == FLOAT32 and is_inside_box(access.index, source.box)
 
 
 def _bfloat16_read(factor: Scalar) -> Access | None:
@@ -359,7 +364,7 @@ class PackedProduct:
         words = {f":{name}": name for name in ("y", "c", "all", "at", "sides", "place", "columns")}
         printer = ExpressionPrinter(C, IdentifierTable(words))
         index = {x: Var(f"{x.name} index", I64) for x in self.traversals}
-        memory = {t.name: KernelArray(t.name, F32, prod(t.shape)) for t in self.sides}
+        memory = {t.name: KernelArray(f"{t.name} side", F32, prod(t.shape)) for t in self.sides}
         total = KernelArray(":y", F32, _COLUMNS)[Var(":c", I64)]
 
         def read(source: Tensor | Table | Scope, where: tuple[Expr, ...]) -> Expr:
@@ -371,7 +376,7 @@ class PackedProduct:
         yield f"static void finish({result} *restrict all, void *const *sides, long long place, int columns)\n{{"
         yield f"    {result} *restrict y = all + place;\n    (void)sides, (void)y, (void)columns;"
         for n, t in enumerate(self.sides):
-            yield f"    const float *restrict {printer.names.of(t.name)} = sides[{n}];"
+            yield f"    const float *restrict {printer.names.of(memory[t.name].name)} = sides[{n}];"
         varying = []
         moving = tuple(x for x in self.along if x.extent > 1)
         for x, stride in zip(self.traversals, row_major_strides(tuple(x.extent for x in self.traversals)), strict=True):
