@@ -3,6 +3,9 @@
 ``python -m benchmarks.contractions [--threads N] [--seconds S] [WORD…]``.  Both run in turn on the same arrays, with
 the weights known in advance.  The minimum of the samples counts, since other work on the machine only adds time.
 GFLOP/s are those of the tiled kernel.
+
+``--numerics bf16`` compares products of matrices with operands in bfloat16 with both, in float32: medians of the ratios
+of neighbouring samples in processor time, the error relative to the largest element, and its bound.
 """
 
 from __future__ import annotations
@@ -14,12 +17,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from einnet_explore.cost import work
-from einnet_explore.ir import Equation, Tensor, tensors
+from einnet_explore.ir import Equation, Program, Tensor, tensors
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator
+from einnet_explore.pipeline.numerics import level_report, measure_errors
+from einnet_explore.pipeline.rounded_products import round_products
+from einnet_explore.rules import Derivation
 from einnet_explore.runtime.arrays import aligned_empty
 from einnet_explore.runtime.implementations import BoundEquation, implementations_of
-from einnet_explore.runtime.measurement import time_calls
+from einnet_explore.runtime.measurement import time_calls, times_faster
 
 
 def conv(c: int, f: int, size: int, window: tuple[int, int], stride: int = 1, groups: int = 1) -> Equation:
@@ -75,14 +81,60 @@ CASES = {
 }
 
 
+PRODUCTS = tuple((m, k, n) for k, n in ((768, 768), (768, 3072), (3072, 768)) for m in (128, 512))
+"""Rows, summed elements and columns of the products in a layer of a transformer."""
+
+
+def compare_in_bfloat16(threads: int, seconds: float) -> None:
+    """Print one line per product."""
+    print(f"{'product':28} {'bf16 µs':>9} {'GFLOP/s':>8} {'tiled':>6} {'ONNX':>6} {'error':>8} {'bound':>8}")
+    rng = np.random.default_rng(0)
+    for m, k, n in PRODUCTS:
+        equation = _equation("Matmul", {"m": m, "k": k, "n": n})
+        program = Program(tuple(tensors(equation.scope)), (equation,), ("Y",))
+        rounded = round_products(Derivation(program))
+        assert rounded is not None
+        arrays = {t.name: aligned_empty(t.shape) for t in program.inputs}
+        for array in arrays.values():
+            array[...] = rng.standard_normal(array.shape)
+        constants = {t.name: arrays[t.name] for t in program.inputs if t.weight}
+        calls, results = {}, {}
+        for each in (*rounded.end.equations, equation):
+            out = aligned_empty(each.scope.shape)
+            bound = BoundEquation(each, arrays, out, threads, constants, operators=OPERATORS)
+            for way in implementations_of(bound):
+                if way.engine in ("bfloat16", "tiled", "onnxruntime"):
+                    calls[way.engine], results[way.engine] = way.bind(arrays, out), out
+                if way.engine in ("bfloat16", "tiled"):
+                    break
+        for engine, call in calls.items():
+            call()
+            results[engine] = results[engine].copy()
+        want, got = ({"Y": results[engine]} for engine in ("onnxruntime", "bfloat16"))
+        after = measure_errors(rounded, level_report(rounded), arrays, want, got).after
+        found = time_calls(calls, rounds=ROUNDS, min_seconds=seconds)
+        taken = min(found["bfloat16"].samples)
+        ratios = (times_faster(found[engine], found["bfloat16"]) for engine in ("tiled", "onnxruntime"))
+        print(
+            f"{f'{m} x {k} by {k} x {n}':28} {taken * 1e6:9.0f} {2 * m * k * n / taken / 1e9:8.0f}",
+            *(f"{ratio:6.2f}" for ratio in ratios),
+            f"{after.error:8.1e} {after.bound:8.1e}" if after and after.bound else "not measured",
+            flush=True,
+        )
+
+
 def main(argv: Sequence[str] = ()) -> None:
     """Print one line per case."""
     parser = argparse.ArgumentParser(prog="benchmarks.contractions", description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.1, help="seconds of measurement for each case and engine")
+    parser.add_argument("--numerics", choices=("bf16",), help="compare products with operands in bfloat16")
     parser.add_argument("words", nargs="*", help="only cases whose names contain one of these")
     arguments = parser.parse_args(argv)
     threads = arguments.threads
+    if arguments.numerics:
+        compare_in_bfloat16(threads, arguments.seconds)
+        return
     print(f"{'operator':34} {'tiled µs':>9} {'GFLOP/s':>8} {'ONNX µs':>9} {'ratio':>6}   threads: {threads}")
     rng = np.random.default_rng(0)
     for name, equation in CASES.items():

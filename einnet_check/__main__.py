@@ -1,8 +1,9 @@
 """``python -m einnet_check RECORD.json …``: exit 0 proved, 1 not proved, 2 no record, 3 proved up to rounding of
-constants; of several records the code of the worst.
+constants or operands; of several records the code of the worst.
 
 ``--program FILE`` names the program that the records have to start from; with one record, a second file whose name
-ends in ``.ein`` is that program, too.  ``--rule NAME`` allows steps of a rule that is not the library's.
+ends in ``.ein`` is that program, too.  ``--rule NAME`` allows steps of a rule that is not the library's,
+``--numerics bf16`` steps that round operands of products to bfloat16.
 """
 
 import argparse
@@ -32,6 +33,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("records", metavar="RECORD.json", nargs="+")
     parser.add_argument("--program", metavar="FILE", help="the program that the records have to start from")
     parser.add_argument("--rule", metavar="NAME", action="append", default=[], help="also allow steps of this rule")
+    parser.add_argument("--numerics", choices=("bf16",), help="also allow steps that round operands to bfloat16")
     given = parser.parse_args(arguments)
     records = list(given.records)
     if given.program is None and len(records) == 2 and records[1].endswith(".ein"):
@@ -45,16 +47,16 @@ def main(arguments: list[str]) -> int:
     for path in records:
         if len(records) > 1:
             print(shown(f"{path}:"))
-        codes.append(print_verdicts(path, program, {*RULES, *given.rule}))
+        codes.append(print_verdicts(path, program, {*RULES, *given.rule}, given.numerics == "bf16"))
     return min(codes, key=(2, 1, 3, 0).index)
 
 
-def print_verdicts(path: str, program: str | None, rules: set[str]) -> int:
+def print_verdicts(path: str, program: str | None, rules: set[str], rounding: bool) -> int:
     """Print one line for each step of the record at *path* and one for the whole; return its exit code."""
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=unique)
         verdicts = list[Verdict]()
-        for verdict in check(record, program, rules):
+        for verdict in check(record, program, rules, rounding):
             if verdict.why is not None:
                 print(shown(f"{path}: {verdict.step}: NOT PROVED: {verdict.why}"), file=sys.stderr)
                 return 1

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from einnet_check.compare import prove
 from einnet_check.legal import wrong_equations
 from einnet_check.ranges import other_types
+from einnet_check.rounding import ROUNDING_RULES, rounds_operands
 from einnet_check.sizes import Beyond
-from einnet_check.terms import EXPONENTIAL, FACTORED, NONE, ROUNDED, simple
+from einnet_check.terms import EXPONENTIAL, FACTORED, NONE, OPERANDS, ROUNDED, simple
 from einnet_check.text import Parser, Program, Read, Scope, reads, walk
 
 RULES = frozenset([
@@ -40,15 +41,19 @@ class Verdict(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """``rounded`` where a proof equates constants that agree to 12 digits only."""
-        return "unproved" if self.why is not None else "rounded" if ROUNDED in self.axioms else "proved"
+        """``rounded`` where a proof equates constants that agree to 12 digits only, or a step rounds operands."""
+        rounded = not self.axioms.isdisjoint((ROUNDED, OPERANDS))
+        return "unproved" if self.why is not None else "rounded" if rounded else "proved"
 
 
-def check(record: Any, program: str | None = None, rules: Collection[str] = RULES) -> Iterable[Verdict]:
+def check(
+    record: Any, program: str | None = None, rules: Collection[str] = RULES, rounding: bool = False
+) -> Iterable[Verdict]:
     """A verdict on the start of *record* (which has to be *program*), then one a step; raises ValueError for no record.
 
     What a step does is read from the programs before and after it; of what it says of itself only the match is used,
-    which has to be the call that the program then holds.  *rules*: the names that steps may have.
+    which has to be the call that the program then holds.  *rules*: the names that steps may have; *rounding*: steps may
+    round operands to bfloat16, if their rule says so.
     """
     if not isinstance(record, Mapping) or record.get("format") != "einnet-explore record" or record.get("version") != 1:
         raise ValueError("$: found something else, expected an einnet-explore record of version 1")
@@ -61,20 +66,28 @@ def check(record: Any, program: str | None = None, rules: Collection[str] = RULE
         name = f"{n + 1}. {_field(step, 'rule', str, at)} at {_field(step, 'at', str, at)}"
         if not re.fullmatch(r"[0-9]+\. \w+ at [0-9]+(\.[0-9]+)*", name, re.ASCII):
             raise ValueError(f"{at}: expected a rule's name and a path")
-        if step["rule"] not in rules:
+        rounds = step["rule"] in ROUNDING_RULES
+        if rounds and not rounding:
+            raise ValueError(
+                f"{at}.rule: found {step['rule']!r}, which rounds operands to bfloat16, expected an equality; it is "
+                "allowed by rounding=True, or --numerics bf16"
+            )
+        if not rounds and step["rule"] not in rules:
             raise ValueError(
                 f"{at}.rule: found {step['rule']!r}, expected one of {len(rules)} known rules; another one is allowed "
                 f"by rules=, or --rule {step['rule']}"
             )
         before, here = here, _program(step, "after", at)
-        found = _verdict(name, before, here)
+        found = _verdict(name, before, here, rounds)
         yield found if found.why else found._replace(why=_wrong_match(step, before, here, at))
 
 
-def _verdict(step: str, before: Program, after: Program) -> Verdict:
-    """With as few axioms as are enough."""
+def _verdict(step: str, before: Program, after: Program, rounds: bool = False) -> Verdict:
+    """With as few axioms as are enough; *rounds*: the step may round operands."""
     try:
         why = wrong_equations(after) or other_types(before, after)
+        if rounds and why is None and rounds_operands(before, after):
+            return Verdict(step, None, frozenset([OPERANDS]))
         if why or before == after or (why := prove(before, after)) is None:
             return Verdict(step, why)
         inside = [e for p in (before, after) for q in p.equations for e in walk(q.scope.body, inside=True)]
@@ -109,9 +122,9 @@ def weakest_kind(verdicts: Iterable[Verdict]) -> str:
     return max((v.kind for v in verdicts), key=("proved", "rounded", "unproved").index)
 
 
-def certificate(record: Any, program: str | None = None) -> dict[str, Any]:
+def certificate(record: Any, program: str | None = None, rounding: bool = False) -> dict[str, Any]:
     """One certificate of a whole record: that its last program computes what *program* does, step by step."""
-    verdicts = list(check(record, program))
+    verdicts = list(check(record, program, rounding=rounding))
     wrong = next((v for v in verdicts if v.why is not None), None)
     texts = [
         record["start"] if program is None else program,

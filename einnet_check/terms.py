@@ -28,6 +28,7 @@ Polynomial: TypeAlias = "tuple[tuple[Number, Factors], ...]"
 Axioms: TypeAlias = "frozenset[str]"
 EXPONENTIAL = "with the axiom exp(a + b) = exp(a) exp(b), a and b finite"
 ROUNDED = "up to rounding of constants to 12 digits, without a bound on the error"
+OPERANDS = "with operands of products rounded to bfloat16"
 FACTORED = "sums inside functions without the factors that all their terms have"
 NONE: Axioms = frozenset()
 """The axioms that a proof may need, and then names; that of factors is a theorem."""

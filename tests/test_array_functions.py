@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -121,6 +123,21 @@ def test_functions_equal_numpy(dtype: str, flags: tuple[str, ...], monkeypatch: 
         np.testing.assert_allclose(b, a, rtol=2e-5 if b.dtype == "float32" else 1e-12, atol=1e-5, err_msg=str(n))
 
 
+@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])
+def test_values_of_16_bits_are_computed_in_float32_and_rounded_once(dtype: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(fused, "FLAGS", ("-O0",))
+    x, w = (a.astype(dtype) for a in arguments("float32"))
+
+    def every(x, w):
+        return softmax(x, w), layer_norm(x, w), x.sum(axis=0), (x * 3).astype("float32").astype(dtype), x > w
+
+    exact = every(x.astype(np.float64), w.astype(np.float64))
+    for found, want, as_numpy in zip(ee.fuse(every)(x, w), exact, every(x, w), strict=True):
+        assert found.dtype == as_numpy.dtype
+        digits = 8 if dtype == ml_dtypes.bfloat16 else 11
+        np.testing.assert_allclose(found.astype(np.float64), want, rtol=1.01 * 2.0**-digits, atol=1e-6)
+
+
 def test_kernels_are_reused_numbers_are_arguments_and_keywords_constants() -> None:
     calls = []
 
@@ -220,7 +237,7 @@ def test_results_in_given_arrays() -> None:
         (lambda x: x.reshape(3, 1), "no attribute 'reshape'"),
         (lambda x: np.reciprocal(x.astype("int32")), "/ of int32 has no kernel"),
         (lambda x: (x > 0) - (x > 1), "boolean subtract"),
-        (lambda x: np.exp(x > 0), "makes float16: it has no kernel"),
+        (lambda x: np.add(x > 0, np.int8(1)), "makes int8: it has no kernel"),
         (lambda x: x.astype("int32") + (1 << 31), "2147483648 out of bounds for int32"),
         (lambda x: x.astype("int32") ** x.astype("int32"), "needs a constant exponent"),
         (lambda x: x.astype("int8"), "int8: expected one of bool, int32"),
@@ -240,8 +257,8 @@ def test_refusals_name_the_line(function: Callable[[Array], object], message: st
 
 
 def test_other_types_are_refused() -> None:
-    with pytest.raises(Refused, match="in_y is float16: expected one of bool, int32, int64, float32, float64"):
-        ee.fuse(lambda x, y: x + y)(np.ones(3, "float32"), np.ones(3, "float16"))
+    with pytest.raises(Refused, match="in_y is int8: expected one of bool, int32, int64, float32, float64, float16, b"):
+        ee.fuse(lambda x, y: x + y)(np.ones(3, "float32"), np.ones(3, "int8"))
     with pytest.raises(Refused, match="2 types for 1 arrays"):
         ee.fuse(lambda x: x + 1).program((3,), dtype=("int32", "bool"))
     with pytest.raises(BackendError, match="threads=0, expected at least 1"):

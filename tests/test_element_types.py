@@ -244,24 +244,24 @@ def test_reshaped_bytes_are_read_at_affine_addresses() -> None:
 
 
 @pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
-@pytest.mark.parametrize("threads", [1, 2])
-def test_kernels_load_and_store_half_precision(threads: int) -> None:
-    """Every half, the middles between neighbours, and the numbers around those; by two threads as one session."""
+@pytest.mark.parametrize(("threads", "kind"), [(1, "float16"), (2, "float16"), (2, "bfloat16")])
+def test_kernels_load_and_store_16_bits(threads: int, kind: str) -> None:
+    """Every number, the middles between neighbours, and the numbers around those; by two threads as one session."""
     program = ee.parse(
-        "tensor X[262144]\ntensor H[262144] float16\nY[i:262144] = float16(X[i])\nZ[i:262144] = H[i] * 2\noutput Y, Z"
+        f"tensor X[262144]\ntensor H[262144] {kind}\nY[i:262144] = {kind}(X[i])\nZ[i:262144] = H[i] * 2\noutput Y, Z"
     )
-    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    halves = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16 if kind == "bfloat16" else kind)
     with np.errstate(invalid="ignore", over="ignore"):
         middles = (halves[:-1].astype(np.float32) + halves[1:].astype(np.float32)) / 2
         near = [np.nextafter(middles, np.float32(end)) for end in (-np.inf, np.inf)]
         given = np.resize(np.concatenate([halves.astype(np.float32), middles, *near]), 1 << 18)
-        want = {"Y": given.astype(np.float16), "Z": np.resize(halves, 1 << 18).astype(np.float32) * 2}
+        want = {"Y": given.astype(halves.dtype), "Z": np.resize(halves, 1 << 18).astype(np.float32) * 2}
     made = compile_program(program, threads)
     assert set(made.engines.values()) == {"c"}
     found = made.run({"X": given, "H": np.resize(halves, 1 << 18)})
     for name, array in want.items():
         assert found[name].dtype == array.dtype
-        np.testing.assert_array_equal(found[name], array)
+        np.testing.assert_array_equal(found[name].astype(np.float32), array.astype(np.float32))  # NaNs, too
 
 
 @pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")

@@ -38,7 +38,7 @@ from einnet_explore.codegen.elementwise import (
     plan_launch,
 )
 from einnet_explore.codegen.language.printer import emit
-from einnet_explore.codegen.language.values import BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, Type
+from einnet_explore.codegen.language.values import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, Type
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Apply, Compare, Const, Iterator, Scalar, Scope, Table, Tensor, as_index
 from einnet_explore.runtime.cuda import nvrtc
@@ -334,18 +334,19 @@ def test_float_kernels_agree_with_evaluation(made: Functor, engine: str) -> None
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("offset", [0, 1])
-def test_halves_round_to_the_nearest(engine: str, offset: int) -> None:
+@pytest.mark.parametrize(("kind", "offset"), [(F16, 0), (F16, 1), (BF16, 1)])
+def test_16_bits_round_to_the_nearest(engine: str, kind: Type, offset: int) -> None:
     special = [0.0, -0.0, np.inf, -np.inf, np.nan, 65504, 65519.99, 65520, 6e-8, 2.9e-8, 1 + 2**-11, 1 + 3 * 2**-11]
     x = shifted(1003, "float32", 4 * offset)
     x[:] = np.resize(np.array(special, np.float32), 1003) * np.repeat([1, 1, -1, 1.0001], 251)[:1003]
-    out = np.zeros(1003, np.float16)
-    Elementwise(CAST, engine)(out, x)
+    out = np.zeros(1003, kind.dtype)
+    Elementwise(replace(CAST, output=kind), engine)(out, x)
     with np.errstate(over="ignore"):
-        np.testing.assert_array_equal(out, x.astype(np.float16))
+        np.testing.assert_array_equal(out.astype(np.float32), x.astype(kind.dtype).astype(np.float32))
     for op, of in (("+", np.add), ("-", np.subtract), ("*", np.multiply)):
-        made = replace(ADD, body=Apply(op, (operand_read("a"), operand_read("b"))), name="two")
-        a, b = (np.random.default_rng(k).normal(size=1003).astype(np.float16) for k in range(2))
+        body = Apply(op, (operand_read("a"), operand_read("b")))
+        made = Functor(body, kind, (("a", kind), ("b", kind)), name="two")
+        a, b = (np.random.default_rng(k).normal(size=1003).astype(kind.dtype) for k in range(2))
         Elementwise(made, engine)(out, a, b)
         np.testing.assert_array_equal(out, of(a, b))
 

@@ -59,6 +59,7 @@ from einnet_explore.rules import (
     BILINEAR_SUBSTITUTION,
     CONTRACTION_ORDER,
     FEWER_PRODUCTS,
+    ROUNDING_RULES,
     RULES,
     Derivation,
 )
@@ -147,7 +148,8 @@ def test_too_many_roundings_are_refused() -> None:
 def test_every_rule_has_a_level() -> None:
     names = {rule.name for rule in ALL_RULES}
     assert names >= REASSOCIATING | APPROXIMATING and not REASSOCIATING & APPROXIMATING
-    assert {rule_level(rule) for rule in ALL_RULES} == set(LEVELS)
+    assert {rule_level(rule) for rule in (*ALL_RULES, *ROUNDING_RULES)} == set(LEVELS)
+    assert {rule_level(rule) for rule in ROUNDING_RULES} == {"bf16"}
     assert allowed_rules(ALL_RULES, "approximate") == ALL_RULES
     exact = {rule.name for rule in allowed_rules(RULES, "exact")}
     assert "summation_splitting" not in exact and "traversal_merging" in exact

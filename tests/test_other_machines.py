@@ -13,7 +13,7 @@ import pytest
 from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.runtime import c_kernels
-from einnet_explore.runtime.integer_products import integer_product, match_integer_product
+from einnet_explore.runtime.packed_products import match_narrow_product, packed_product
 from einnet_explore.syntax import parse
 from tests.strategies import inputs_for
 
@@ -154,8 +154,8 @@ def test_kernels_run_on_aarch64(text: str, lanes: int, tmp_path: Path, monkeypat
 @pytest.mark.parametrize("constants", [(), ("B",)])
 def test_products_of_bytes_run_on_aarch64(constants: tuple[str, ...], tmp_path: Path) -> None:
     program = parse("tensor A[37, 70] int8\ntensor B[70, 45] uint8\nY[i:37, j:45] = sum[k:70] A[i, k] * B[k, j]")
-    product = match_integer_product(program.equations[0].scope)
-    kernel = product and integer_product(product, constants, {})
+    product = match_narrow_product(program.equations[0].scope)
+    kernel = product and packed_product(product, constants, {})
     assert kernel is not None
     rng = np.random.default_rng(0)
     arrays = {"A": rng.integers(-128, 128, (37, 70), np.int8), "B": rng.integers(0, 256, (70, 45), np.uint8)}
@@ -163,3 +163,20 @@ def test_products_of_bytes_run_on_aarch64(constants: tuple[str, ...], tmp_path: 
     got = np.empty((37, 45), np.int32)
     run_on_aarch64(kernel.text, ["-O3"], given, got, tmp_path)
     np.testing.assert_array_equal(got, arrays["A"].astype(np.int32) @ arrays["B"].astype(np.int32))
+
+
+@needs_aarch64
+def test_products_in_bfloat16_run_on_aarch64(tmp_path: Path) -> None:
+    program = parse(
+        "tensor A[37, 71]\ntensor B[71, 45]\n"
+        "Y[i:37, j:45] = relu({[i:37, j:45] sum[k:71] bfloat16(A[i, k]) * bfloat16(B[k, j])}[i, j])"
+    )
+    product = match_narrow_product(program.equations[0].scope)
+    kernel = product and packed_product(product, (), {})
+    assert kernel is not None
+    arrays = {name: a.astype(np.float32) for name, a in inputs_for(program).items()}
+    given = [arrays[n] if made is None else made for n, made in kernel.arguments(arrays)]
+    got = np.empty((37, 45), np.float32)
+    run_on_aarch64(kernel.text, portable(c_kernels.EOPERATOR_FLAGS), given, got, tmp_path)
+    want = np.asarray(evaluate(program, arrays, "float64")["Y"], np.float64)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)

@@ -21,7 +21,7 @@ from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.node_call import NotUnderstood
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.rules import PADDING_EXCHANGE
-from einnet_explore.runtime import compiled, integer_products
+from einnet_explore.runtime import compiled, packed_products
 from einnet_explore.runtime.onnx_fragment import onnx_session
 from einnet_explore.runtime.program import CompiledProgram, compile_program
 from einnet_explore.session.model_equality import compare_models
@@ -323,7 +323,7 @@ def test_a_view_with_padding_is_read_in_place() -> None:
 @pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
 def test_threads_share_a_product_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both operands are packed by the threads of the session: one matrix for each b, and views of a tensor."""
-    monkeypatch.setattr(integer_products, "MIN_SHARED_PRODUCTS", 0)
+    monkeypatch.setattr(packed_products, "MIN_SHARED_PRODUCTS", 0)
     program = ee.parse(
         "tensor X[2, 8, 9] int8\ntensor W[2, 9, 35] int8\n"
         "V[b:2, i:7, k:9] = X[b, i+1, k]\nY[b:2, i:7, j:35] = sum[k:9] V[b, i, k] * W[b, k, j]\noutput Y"

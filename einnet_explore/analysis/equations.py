@@ -15,6 +15,7 @@ from einnet_explore.ir import (
     FLOAT32,
     VIEW,
     Access,
+    Apply,
     Bound,
     Equation,
     Instance,
@@ -28,8 +29,10 @@ from einnet_explore.ir import (
     element_type,
     map_accesses,
     map_tensors,
+    scopes,
     show_path,
     tensors,
+    walk_scalar,
 )
 from einnet_explore.support.errors import Refused
 from einnet_explore.syntax.printer import describe_overflow
@@ -43,6 +46,12 @@ def find_equation(program: Program, name: str) -> Equation:
 def is_typed(scope: Scope) -> bool:
     """Return whether *scope* has another type than ``float32``, or reads one."""
     return element_type(scope) != FLOAT32 or any(t.dtype != FLOAT32 for t in tensors(scope))
+
+
+def rounds_to_16_bits(scope: Scope) -> bool:
+    """Return whether *scope*, or a scope inside it, casts values to half precision or bfloat16."""
+    parts = (part for _, inner in scopes(scope) for part in walk_scalar(inner.body))
+    return any(isinstance(part, Apply) and part.op in ("float16", "bfloat16") for part in parts)
 
 
 def require_ranges(program: Program, known: Mapping[str, tuple[int, int]] = MappingProxyType({})) -> None:

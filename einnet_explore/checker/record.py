@@ -17,8 +17,9 @@ from typing import Any, TypeAlias
 
 from einnet_explore.analysis.flattening import flat_address, row_major_strides
 from einnet_explore.equivalence.assumptions import assume_infinite_tensors, join_axioms
-from einnet_explore.equivalence.certificate import Certificate, CertificateKind, certify, certify_chain
+from einnet_explore.equivalence.certificate import Certificate, CertificateKind, certify_chain
 from einnet_explore.equivalence.linear_space import Undecided
+from einnet_explore.equivalence.operand_rounding import ROUNDING_RULES, certify_step
 from einnet_explore.equivalence.reads import illegal_reads
 from einnet_explore.equivalence.term_multiset import term_difference
 from einnet_explore.equivalence.verdict import PROOF_KINDS, weakest_kind
@@ -410,16 +411,24 @@ def check_record(
     source: str = "<record>",
     operators: tuple[Operator, ...] = OPERATORS,
     rules: Collection[str] = RULE_NAMES,
+    rounding: bool = False,
     seed: int = 0,
 ) -> Report:
     """Certify every step of *record* again, its instances, and its end against its start.
 
-    *operators* are those that instances may name, *rules* the names that steps may have.  The record's claims are
-    reported, but not trusted.  Raises RecordError if *record* is malformed, or a step has another rule.
+    *operators* are those that instances may name, *rules* the names that steps may have; *rounding* allows steps that
+    round operands to bfloat16 (numerics of the level ``bf16``).  The record's claims are reported, but not trusted.
+    Raises RecordError if *record* is malformed, or a step has another rule.
     """
     held = read_record(record, source)
     for n, step in enumerate(held.steps):
-        if step.rule not in rules:
+        if step.rule in ROUNDING_RULES:
+            if not rounding:
+                raise RecordError(
+                    f"{source}: $.steps[{n}].rule: found {step.rule!r}, which rounds operands to bfloat16, expected an "
+                    "equality; it is allowed by rounding=True, or --numerics bf16"
+                )
+        elif step.rule not in rules:
             raise RecordError(
                 f"{source}: $.steps[{n}].rule: found {step.rule!r}, expected one of {len(rules)} known rules; "
                 f"another one is allowed by rules=, or --rule {step.rule}"
@@ -440,21 +449,24 @@ def check_file(
     *,
     operators: tuple[Operator, ...] = OPERATORS,
     rules: Collection[str] = RULE_NAMES,
+    rounding: bool = False,
     seed: int = 0,
 ) -> Report:
     """Check the record in the file at *path*, as ``einnet-explore check`` does: every step is certified again.
 
     *rules* are the names that steps may have, and *operators* those that equations may call: pass those of your own in
-    addition.  The claims of the file are not trusted.  *seed* determines random inputs.  The report's ``ok`` and
-    ``kind`` are the verdict.  Raises OSError if the file cannot be read, RecordError if it is malformed or has another
-    rule.
+    addition.  *rounding* allows steps that round operands to bfloat16.  The claims of the file are not trusted.  *seed*
+    determines random inputs.  The report's ``ok`` and ``kind`` are the verdict.  Raises OSError if the file cannot be
+    read, RecordError if it is malformed or has another rule.
     """
-    return check_record(load_json(path), source=str(path), operators=operators, rules=rules, seed=seed)
+    return check_record(
+        load_json(path), source=str(path), operators=operators, rules=rules, rounding=rounding, seed=seed
+    )
 
 
 def _replay_step(step: RecordedStep, before: Program, wrong: tuple[str, ...], seed: int) -> StepReport:
     claimed = None if step.certificate is None else step.certificate.kind
-    return StepReport(step.rule, step.at, claimed, certify(before, step.after, seed=seed), wrong)
+    return StepReport(step.rule, step.at, claimed, certify_step(step.rule, before, step.after, seed), wrong)
 
 
 def _illegal_reads(program: Program) -> Iterable[str]:

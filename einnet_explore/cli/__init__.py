@@ -340,6 +340,9 @@ def _check_arguments(command: argparse.ArgumentParser) -> None:
         default="proved",
         help="the weakest verdict with exit code 0 (rounded: proved up to rounding of constants)",
     )
+    command.add_argument(
+        "--numerics", choices=("bf16",), help="bf16: allow steps that round operands of products to bfloat16"
+    )
     _json_option(command)
 
 
@@ -419,9 +422,17 @@ def _optimize_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--numerics",
         default="approximate",
-        metavar="exact|reassociate|approximate",
+        metavar="exact|reassociate|approximate|bf16",
         help="the largest change of rounding that a derivation may make; approximate (the default) allows an error of "
-        "1e-4 of the largest output",
+        "1e-4 of the largest output; bf16 also allows products with operands in bfloat16 and sums in float32, as far "
+        "as --error-bound admits",
+    )
+    command.add_argument(
+        "--error-bound",
+        type=float,
+        metavar="ERROR",
+        help="with --numerics bf16: the largest running error of a derivation, and the largest error of the whole "
+        "model, relative to the largest output, such as 0.05",
     )
     command.add_argument(
         "--certificates", metavar="DIR", help="write one RECORD.json for each selected derivation to this folder"

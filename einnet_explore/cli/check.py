@@ -36,7 +36,9 @@ def run_check(arguments: argparse.Namespace) -> int:
             _print(arguments, *files)
         for source in sources:
             record = load_json(source)
-            report = check_record(record, source=source, operators=operators, rules=rules)
+            report = check_record(
+                record, source=source, operators=operators, rules=rules, rounding=arguments.numerics == "bf16"
+            )
             opinion = _second_opinion(record, source) if arguments.modular else None
             documents.append(report.to_json() | ({} if opinion is None else {"second_opinion": opinion.to_json()}))
             codes.append(_exit_code(report, opinion, arguments.require))

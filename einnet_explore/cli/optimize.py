@@ -49,7 +49,12 @@ def run_optimize(arguments: argparse.Namespace) -> int:
 
         return run_optimize_on_gpu(arguments)
     settings = make_settings(
-        arguments.device, arguments.threads, arguments.max_depth, arguments.target_runtime, arguments.numerics
+        arguments.device,
+        arguments.threads,
+        arguments.max_depth,
+        arguments.target_runtime,
+        arguments.numerics,
+        arguments.error_bound,
     )
     model = read_model(arguments.model, parse_shapes(arguments.shape))
     check_writable(arguments.output, arguments.html, json=arguments.json, reads=[arguments.model, arguments.inputs])
@@ -78,6 +83,8 @@ def run_optimize(arguments: argparse.Namespace) -> int:
         print(format_table(fast.rows()))
         bundle, file = arguments.bundle or "--bundle DIR", arguments.output or "-o OUT.onnx"
         print("", *fast.conclusions(bundle, file, "--budget "), "", sep="\n")
+        for line in fast.beyond_bound()[:_REASON_LINES]:
+            print(f"not taken: {line}")
         for line in fast.untouched()[:_REASON_LINES]:
             print(f"not optimised: {line}")
         for line in fast.ends_of_regions()[:_REASON_LINES]:

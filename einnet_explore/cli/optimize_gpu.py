@@ -40,6 +40,8 @@ def run_optimize_on_gpu(arguments: argparse.Namespace) -> int:
             "--jobs": arguments.jobs,
             "--cluster": arguments.cluster,
             "--target-runtime": arguments.target_runtime != "plan",
+            "--numerics bf16": arguments.numerics == "bf16",
+            "--error-bound": arguments.error_bound,
         }
     )
     if arguments.output and Path(arguments.output).suffix == ".onnx":

@@ -37,6 +37,7 @@ from einnet_explore.codegen.language.statements import (
     counted_loop,
 )
 from einnet_explore.codegen.language.values import (
+    BF16,
     F16,
     F32,
     I32,
@@ -108,7 +109,7 @@ class Functor(Node):
 
     @property
     def computed(self) -> Type:
-        """The type of the arithmetic: NumPy's common type of all, of at least 32 bits; float32 for half precision.
+        """The type of the arithmetic: NumPy's common type of all, of at least 32 bits; float32 for those of 16 bits.
 
         Raises Refused for an integer result of floating operands, which would lose fractions, and for uint64 with
         signed integers, which have no common integer type.
@@ -124,6 +125,8 @@ class Functor(Node):
 def common_type(name: str, output: Type, given: tuple[Type, ...]) -> Type:
     """Return the type in which *output* is computed from *given*; see ``Functor.computed``."""
     described = f"functor {name} makes {output!r} of {', '.join(map(repr, given)) or 'nothing'}"
+    # NumPy has no common type of bfloat16 and most others: those of its values, which are float32.
+    output, given = (F32 if output == BF16 else output), tuple(F32 if k == BF16 else k for k in given)
     if output.kind != "float" and any(k.kind == "float" for k in given):
         raise Refused(f"{described}: fractions would be lost; the result must be of a floating type")
     kind = type_of(np.result_type(*(k.dtype for k in (output, *given))))

@@ -57,13 +57,14 @@ def split_epilogue(scope: Scope) -> tuple[Scope, Scalar] | None:
     (read,) = inner
     match read.source:
         case Scope(traversals, summations, body, "sum", ()):
-            at = {x: i.single for x, i in zip(traversals, read.index, strict=True)}
+            to: dict[Iterator, IndexLike] = dict(zip(traversals, read.index, strict=True))
         case _:
             return None
-    chosen = set(at.values())
-    if chosen != set(scope.traversals) or any(x.lo != y.lo or x.hi != y.hi for x, y in at.items() if y is not None):
+    moving = {i.single for i, x in zip(read.index, traversals, strict=True) if x.extent > 1}
+    if moving != {x for x in scope.traversals if x.extent > 1} or len(moving) < sum(x.extent > 1 for x in traversals):
         return None
-    to: dict[Iterator, IndexLike] = {x: y for x, y in at.items() if y is not None}
+    if any(i.bounds != (x.lo, x.hi - 1) for x, i in zip(traversals, read.index, strict=True)):
+        return None
     used = {x.name for x in scope.traversals}
     for s in summations:
         name = fresh_name(s.name, used) if s.name in used else s.name

@@ -26,6 +26,9 @@ EXPONENTIAL_AXIOM = "with the axiom exp(a + b) = exp(a) exp(b)"
 ROUNDING = "with constants rounded to 12 digits"
 """The text of a proof up to rounding: it equates constants that differ by floating-point constant folding."""
 
+ROUNDED_OPERANDS = "with operands of products rounded to bfloat16"
+"""The text of a step that is no equality: it rounds operands, which numerics of the level ``bf16`` allow."""
+
 AXIOMS = (EXPONENTIAL_AXIOM, ROUNDING)
 
 
@@ -116,9 +119,9 @@ def assume_infinite_tensors(scope: Scope) -> Assumptions:
 
 
 def join_axioms(axioms: Iterable[str]) -> str:
-    """Join the axioms named in *axioms* into one text, each of them once."""
+    """Join the axioms named in *axioms*, and rounded operands, into one text, each of them once."""
     said = list(axioms)
-    return ", ".join(axiom for axiom in AXIOMS if any(axiom in one for one in said))
+    return ", ".join(axiom for axiom in (*AXIOMS, ROUNDED_OPERANDS) if any(axiom in one for one in said))
 
 
 _InfiniteSources = tuple[bool, frozenset[str]]

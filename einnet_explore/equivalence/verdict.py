@@ -8,7 +8,7 @@ from html import escape
 from math import inf
 from typing import Any, Literal, TypeAlias, get_args
 
-from einnet_explore.equivalence.assumptions import join_axioms
+from einnet_explore.equivalence.assumptions import ROUNDED_OPERANDS, join_axioms
 from einnet_explore.support.wording import AMBER, GREEN, RED, count_noun, hue_style
 
 CertificateKind: TypeAlias = Literal["proved", "rounded", "exact", "unknown", "false"]
@@ -34,7 +34,8 @@ class Certificate:
     The *kind* is one of
 
     * ``proved``: equal for every input;
-    * ``rounded``: proved up to rounding of constants; outputs differ by at most *error* for inputs in [-1, 1];
+    * ``rounded``: proved up to rounding of constants; outputs differ by at most *error* for inputs in [-1, 1]; or up
+      to rounding of operands to bfloat16, in a step that rounds them;
     * ``exact``: not proved; *elements* output elements are equal on random inputs that leave no gap: they reach every
       piece of the functions, and depend on every operand and constant;
     * ``unknown``: not proved; the random inputs leave a gap, named by *detail*, or nothing was evaluated;
@@ -60,7 +61,7 @@ class Certificate:
         return self.kind not in UNSOUND_KINDS
 
     def __bool__(self) -> bool:
-        """Whether equality is proved, up to rounding of constants."""
+        """Whether equality is proved, up to rounding."""
         return self.kind in PROOF_KINDS
 
     @property
@@ -74,7 +75,7 @@ class Certificate:
                 return f"proved ({self.method} of {self.detail}): equal for every input, in exact arithmetic"
             case "rounded":
                 of = f"of {self.detail}" if self.programs else join_axioms([self.detail])
-                return f"rounded ({self.method} {of}): equal up to rounding of constants, {self.error_text}"
+                return f"rounded ({self.method} {of}): {self.rounding_text}"
             case "exact" if self.programs:
                 return f"exact ({self.method} of {self.detail}): some were evaluated on random inputs, not proved"
             case "proved":
@@ -89,9 +90,18 @@ class Certificate:
                 return f"false ({self.method}): {self.counterexample or 'no counterexample is given'}"
 
     @property
+    def rounding_text(self) -> str:
+        """The meaning of a ``rounded`` certificate."""
+        rounded = ["constants"] if self.error or ROUNDED_OPERANDS not in self.detail else []
+        rounded += ["operands"] if ROUNDED_OPERANDS in self.detail else []
+        return f"equal up to rounding of {' and '.join(rounded)}, {self.error_text}"
+
+    @property
     def error_text(self) -> str:
         """The bound of a ``rounded`` certificate."""
-        return f"outputs differ by at most {self.error:.2g} for inputs in [-1, 1]"
+        bound = f"outputs differ by at most {self.error:.2g} for inputs in [-1, 1]" if self.error else ""
+        depends = "its error depends on the inputs" if ROUNDED_OPERANDS in self.detail else ""
+        return ", besides: ".join(filter(None, (bound, depends)))
 
     def _repr_html_(self) -> str:
         return kind_html(self.kind) + escape(str(self).removeprefix(self.kind))

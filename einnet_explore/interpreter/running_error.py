@@ -56,6 +56,12 @@ UNIT_ROUNDOFF = 2.0**-24
 DOUBLE_ROUNDOFF = 2.0**-53
 """The unit roundoff of double precision."""
 
+BFLOAT16_ROUNDOFF = 2.0**-8
+"""The unit roundoff of bfloat16."""
+
+SMALLEST_BFLOAT16 = 2.0**-126
+"""The magnitude below which AVX512-BF16 takes numbers for 0."""
+
 _EXP_ROUNDINGS = 4
 """The relative error of an exponential, in unit roundoffs: 2 units in the last place (Cephes, expf)."""
 
@@ -269,16 +275,22 @@ _MAX_ELEMENTS = 1 << 23
 
 
 def running_error(
-    scope: Scope, inputs: Mapping[str, Array], rescalings: int = 0, unit: float = UNIT_ROUNDOFF
+    scope: Scope,
+    inputs: Mapping[str, Array],
+    rescalings: int = 0,
+    unit: float = UNIT_ROUNDOFF,
+    rounded_operands: bool = False,
 ) -> BoundedValue:
     """Return every element of *scope* with its error bound; *inputs* maps tensors to arrays without errors.
 
-    *unit* is the unit roundoff of the arithmetic, that of single or of double precision.  *rescalings* counts further
-    rescalings of each exponential (the blocks of a one-pass softmax), with arguments that add up to at most its own.
-    An element without a bound (a divisor that may be 0) has an infinite one.  Raises ValueError for a tensor without
-    array and sums too long for the precision, IllegalRead for reads beyond the padding.
+    With *rounded_operands*, casts to bfloat16 are roundings of their arguments, whose errors are part of the bound;
+    else they are functions of their arguments.  *unit* is the unit roundoff of the arithmetic, that of single or of
+    double precision.  *rescalings* counts further rescalings of each exponential (the blocks of a one-pass softmax),
+    with arguments that add up to at most its own.  An element without a bound (a divisor that may be 0) has an infinite
+    one.  Raises ValueError for a tensor without array and sums too long for the precision, IllegalRead for reads beyond
+    the padding.
     """
-    return evaluate_with_errors(RunningErrors(rescalings, unit), scope, inputs)
+    return evaluate_with_errors(RunningErrors(rescalings, unit, rounded_operands), scope, inputs)
 
 
 def evaluate_with_errors(numbers: NumberDomain, scope: Scope, inputs: Mapping[str, Array]) -> BoundedValue:
@@ -301,11 +313,13 @@ class RunningErrors:
     """Numbers with running error bounds: the arrays of a value are the number and its bound.
 
     A sum has a third array, the sum of the magnitudes, until ``finish`` adds the bound of the sum's own roundings.
-    *rescalings* is as in ``running_error``; *unit* is the unit roundoff, that of single or of double precision.
+    *rescalings* and *rounded_operands* are as in ``running_error``; *unit* is the unit roundoff, that of single or of
+    double precision.
     """
 
     rescalings: int = 0
     unit: float = UNIT_ROUNDOFF
+    rounded_operands: bool = False
 
     def constant(self, value: float) -> Value:
         number = np.asarray(value, np.float64)
@@ -319,6 +333,11 @@ class RunningErrors:
         return _value(BoundedValue(entries, inexact * self.unit * np.abs(entries)))
 
     def apply(self, op: str, values: Sequence[Value], args: tuple[Scalar, ...]) -> Value:
+        if op == "bfloat16" and self.rounded_operands:
+            operand = _bounded(values[0])
+            size = operand.magnitude
+            own = BFLOAT16_ROUNDOFF * size + SMALLEST_BFLOAT16 * (size != 0)
+            return _value(BoundedValue(operand.value, _finite(operand.value, operand.error + own)))
         return _value(_apply(op, [_bounded(v) for v in values], args, self.rescalings, self.unit))
 
     def reduce(self, monoid: str, value: Value, axes: range, extents: Sequence[int]) -> Value:

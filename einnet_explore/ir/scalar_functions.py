@@ -303,6 +303,14 @@ _HALF_SOURCE = """T float16_N(T a) {
 steps of float32 around 0.5."""
 
 
+_BFLOAT16_SOURCE = """T bfloat16_N(T a) {
+    const union { float f; unsigned i; } x = {a};
+    const union { unsigned i; float f; } made = {x.i + (0x7fffu + (x.i >> 16 & 1u)) & 0xffff0000u};
+    return a == a ? made.f : a;
+}"""
+"""A float32 rounded to bfloat16, whose bits are the first half of those of float32."""
+
+
 def _cast(kind: ElementType) -> ScalarFunction:
     """Return the cast to *kind*.
 
@@ -318,7 +326,7 @@ def _cast(kind: ElementType) -> ScalarFunction:
         compute = partial(_rounded, kind)
     return ScalarFunction(
         kind.name, 1, compute, at_zero=0, is_rounding=True, is_monotone=not kind.is_integer,
-        c_definition=_HALF_SOURCE if kind.name == "float16" else "",
+        c_definition={"float16": _HALF_SOURCE, "bfloat16": _BFLOAT16_SOURCE}.get(kind.name, ""),
         image=(kind.low, kind.high) if kind.is_integer else (-math.inf, math.inf),
     )  # fmt: skip
 

@@ -80,6 +80,20 @@ class ErrorReport:
         bound = "no bound" if self.after.bound is None else f"proved ≤ {self.after.bound:.1e}"
         return f"{kind}{by}: error {self.after.error:.1e}, {bound}"
 
+    def excess(self, allowed: float) -> str:
+        """Return why a derivation in bfloat16 is not taken if its error may exceed *allowed*; empty if it is taken."""
+        if self.after is None:
+            return f"in bfloat16, its error is not known: {self.why}"
+        if self.after.bound is None:
+            return f"in bfloat16, its error {self.after.error:.1e} has no bound, {allowed:g} is allowed"
+        worst = max(self.after.bound, self.after.error)
+        if worst <= allowed:
+            return ""
+        return (
+            f"in bfloat16, its error may be {worst:.1e} of the largest output (measured: {self.after.error:.1e}), "
+            f"{worst / allowed:.2g} times the {allowed:g} that is allowed"
+        )
+
     def to_json(self) -> JsonObject:
         """Return ``numerics`` of one entry of ``subprograms`` in the JSON of ``optimize``."""
         sides = {"before": self.before, "after": self.after}
@@ -161,7 +175,10 @@ def measure_errors(
         at = tuple(slice(lo - first, hi - first) for (lo, hi), (first, _) in zip(window, pair[0].box, strict=True))
         unit = DOUBLE_ROUNDOFF if all(map(_is_double, pair)) else UNIT_ROUNDOFF
         found = running_error(slice_scope(pair[0], window), inputs, unit=unit)
-        again = running_error(slice_scope(pair[1], window), inputs, _count_rescalings(end), unit)
+        rounded = plain.level == "bf16"
+        again = running_error(slice_scope(pair[1], window), inputs, _count_rescalings(end), unit, rounded)
+        # Casts of the original are no roundings of its operands: their effect is a difference of the values.
+        again = again._replace(error=again.error + np.abs(again.value - found.value)) if rounded else again
         before.append(_rounding_error(found, found.value, want[name][at], largest))
         after.append(_rounding_error(again, found.value, got[name][at], largest))
         elements += prod(hi - lo for lo, hi in window)

@@ -424,6 +424,10 @@ class Optimised:
         """Return why nodes are not optimised, a line for each operator and reason, most nodes first."""
         return self._count_reasons(self.skipped)
 
+    def beyond_bound(self) -> list[str]:
+        """Return by how much errors in bfloat16 exceed their bound, a line for each subprogram."""
+        return [f"{_shorten(part.nodes[0])} {part.trial.excess}" for part in self.parts if part.trial.excess]
+
     def ends_of_regions(self) -> list[str]:
         """Return before which nodes sums of products end, a line for each operator and reason, most nodes first."""
         return self._count_reasons(self.region_ends)

@@ -66,7 +66,7 @@ from einnet_explore.pipeline.tuning_task import (
     tune_on_executor,
     variants_of_reply,
 )
-from einnet_explore.runtime.arrays import Array
+from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Array
 from einnet_explore.runtime.cuda import execution
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import time_calls
@@ -101,14 +101,30 @@ MAX_THREADS_PER_CORE = 4
 
 
 def make_settings(
-    device: str, threads: int | None, max_depth: int, runtime: str = "plan", numerics: str = "approximate"
+    device: str,
+    threads: int | None,
+    max_depth: int,
+    runtime: str = "plan",
+    numerics: str = "approximate",
+    error_bound: float | None = None,
 ) -> Settings:
-    """Return the settings of tuning; raises ValueError for an unknown device, runtime, level or number."""
+    """Return the settings of tuning; raises ValueError for an unknown device, runtime, level or number.
+
+    *error_bound* is needed at the level ``bf16``, for the runtime ``plan``, and refused at others.
+    """
     check_device(device)
     count, cores = threads or available_cores(), os.cpu_count() or 1
     if count > (most := MAX_THREADS_PER_CORE * cores):
         raise ValueError(f"{count} threads: expected at most {most} on {count_noun(cores, 'core')}")
-    return Settings(count, max_depth, runtime=parse_runtime(runtime), numerics=parse_level(numerics))
+    level, chosen = parse_level(numerics), parse_runtime(runtime)
+    if level == "bf16" and chosen != "plan":
+        raise ValueError(f"numerics bf16 with the runtime {chosen}, which multiplies in float32: expected plan")
+    if level == "bf16" and error_bound is None:
+        raise ValueError("numerics bf16: found no error bound, expected one, such as 0.05 of the largest output")
+    if error_bound is not None and (level != "bf16" or not 0 < error_bound < 1):
+        raise ValueError(f"error bound {error_bound:g} with numerics {level}: expected one between 0 and 1, with bf16")
+    bound = MAX_RELATIVE_ERROR if error_bound is None else error_bound
+    return Settings(count, max_depth, runtime=chosen, numerics=level, error_bound=bound)
 
 
 def parse_runtime(text: str) -> Runtime:
@@ -512,7 +528,7 @@ class Optimiser:
             name = subprogram.task_name(self.model)
             if name not in self._certified:
                 self._certified[name] = certify_trial(subprogram.nodes, trial)
-            part = replace(self._certified[name], nodes=subprogram.nodes)
+            part = self._within_bound(replace(self._certified[name], nodes=subprogram.nodes))
             self._tuned[part.nodes] = part
             if whole is None or whole.nodes not in self._tuned:
                 self.parts.append(part)
@@ -596,7 +612,7 @@ class Optimiser:
         place = {subprogram.nodes: n for n, subprogram in enumerate(self.subprograms)}
         self.parts.sort(key=lambda part: place[part.nodes])
         return Selector(
-            baseline=Baseline(self.model, self.original, self.feeds, self.seconds),
+            baseline=Baseline(self.model, self.original, self.feeds, self.seconds, self.settings.error_bound),
             assembler=self.assembler,
             history=self.history,
             digest=self._measured_digest,
@@ -604,6 +620,16 @@ class Optimiser:
             subprograms=[self.subprograms[place[part.nodes]] for part in self.parts],
             budget=self.time_budget,
         )
+
+    def _within_bound(self, part: TunedSubprogram) -> TunedSubprogram:
+        """Return *part*, with its original if the error with its own weights may exceed the bound."""
+        if not part.kept or part.numerics is None or part.numerics.level != "bf16":
+            return part
+        measured = self._with_errors(part).numerics
+        if measured is None or not (excess := measured.excess(self.settings.error_bound)):
+            return part
+        trial = replace(part.trial, winner=None, contender=None, excess=excess)
+        return replace(part, trial=trial, kept=False, certificate="none", why=excess)
 
     def _with_errors(self, part: TunedSubprogram) -> TunedSubprogram:
         """Return *part* with the rounding errors of its derivation, if it is in the plan."""
@@ -632,6 +658,7 @@ def optimize_model(
     budget: float | str | None = None,
     target_runtime: str = "plan",
     numerics: str = "approximate",
+    error_bound: float | None = None,
     states: int | None = None,
     executor: WorkExecutor | None = None,
     inputs: Inputs | None = None,
@@ -641,13 +668,16 @@ def optimize_model(
     *shapes* fixes dynamic inputs.  No subprogram is tuned after *budget* seconds, all runs of the model counted (None:
     ``default_budget``); final selection takes half as long at most.  The *target_runtime* ``onnxruntime`` keeps
     rewrites that pay in ONNX Runtime on the exported file, in place of those that pay in our plan.  *numerics* bounds
-    rounding differences (``strategies.rounding_levels.Level``).  *states* bounds each search by its states and not by
+    rounding differences (``strategies.rounding_levels.Level``); *error_bound*, relative to the largest output, bounds
+    the errors of products in bfloat16 at the level ``bf16``.  *states* bounds each search by its states and not by
     the clock; *executor* (``support.executors``) runs the searches.  *inputs*, arrays by name or the path of an
     ``.npz`` archive, are those on which the model is compared and timed (None: random ones).  A cell or a terminal
     shows the progress; Ctrl-C keeps what was found so far.  Raises ModelError for a model that cannot be read,
-    ValueError for an unknown device or runtime, and for inputs that are not those of the model.
+    ValueError for an unknown device or runtime, a bound that does not fit the level, and for inputs that are not those
+    of the model.
     """
-    settings = replace(make_settings(device, threads, max_depth, target_runtime, numerics), states=states)
+    settings = make_settings(device, threads, max_depth, target_runtime, numerics, error_bound)
+    settings = replace(settings, states=states)
     work = Optimiser(
         read_model(model, shapes), settings, parse_budget(budget), executor=executor, inputs=given_inputs(inputs)
     )

@@ -11,7 +11,8 @@ import numpy as np
 import onnxruntime
 
 from einnet_explore.analysis.equations import rename_tensors
-from einnet_explore.equivalence.certificate import Certificate, certify
+from einnet_explore.equivalence.certificate import Certificate
+from einnet_explore.equivalence.operand_rounding import certify_step
 from einnet_explore.equivalence.verdict import UNSOUND_KINDS
 from einnet_explore.ir import Instance, Program
 from einnet_explore.onnx_import.model import Model
@@ -203,6 +204,7 @@ class TunedSubprogram:
             "certificate": self.certificate,
             "numerics": numerics.to_json() if numerics else None,
             "why": self.why,
+            "excess": self.trial.excess,
             "states": self.trial.states,
             "steps": [step.match.to_json() for step in steps],
         }
@@ -245,7 +247,7 @@ def certify_trial(nodes: tuple[str, ...], trial: Trial) -> TunedSubprogram:
 
 def step_certificates(derivation: Derivation) -> tuple[Certificate, ...]:
     """Return one certificate for each step."""
-    return tuple(certify(step.before, step.after) for step in derivation.steps)
+    return tuple(certify_step(step.match.rule.name, step.before, step.after) for step in derivation.steps)
 
 
 def count_fusions(derivation: Derivation) -> int:

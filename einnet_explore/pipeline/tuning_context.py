@@ -20,7 +20,7 @@ from einnet_explore.cost import CostModel, cpu_default, program_seconds
 from einnet_explore.ir import Program
 from einnet_explore.onnx_export.lowering import EXPORT_OPSET, IR_VERSION, to_onnx
 from einnet_explore.pipeline.plan import open_session
-from einnet_explore.runtime.arrays import Arrays
+from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays
 from einnet_explore.runtime.implementation_choice import (
     ProfileStore,
     compile_ahead,
@@ -77,7 +77,8 @@ class Settings:
     """Effort of the search and of the measurements of one subprogram, and the runtime of the result.
 
     *runtime* is ``plan`` (kernels, library calls and sessions in turn) or ``onnxruntime`` (one exported model).
-    *numerics* bounds the rounding differences of a derivation (see ``Level``).  *states* bounds a search in
+    *numerics* bounds the rounding differences of a derivation (see ``Level``).  At ``bf16``, *error_bound* is the
+    largest error of a derivation that rounds operands, relative to the largest output.  *states* bounds a search in
     place of *seconds*; a search bounded by states is deterministic.
     """
 
@@ -88,6 +89,7 @@ class Settings:
     runtime: Runtime = "plan"
     numerics: Level = "approximate"
     states: int | None = None
+    error_bound: float = MAX_RELATIVE_ERROR
 
 
 @dataclass(frozen=True, slots=True)

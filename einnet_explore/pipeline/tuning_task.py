@@ -23,6 +23,8 @@ from einnet_explore.analysis.counts import ELEMENT_BYTES, compute_bound, is_comp
 from einnet_explore.cost import CostModel, Device
 from einnet_explore.ir import EOperatorKind, Equation, Program, Table, accesses
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
+from einnet_explore.pipeline.numerics import level_report, measure_errors
+from einnet_explore.pipeline.rounded_products import round_products
 from einnet_explore.pipeline.tuning_context import (
     OUT_OF_MEMORY,
     Implementations,
@@ -344,7 +346,8 @@ class Trial:
     """Measured times of a subprogram's original and of its best variant.
 
     The *winner* is faster than the original (None: the original stays).  Without a winner, the *contender* is the
-    fastest variant if it came near.  If *memory_short*, a memory limit decided, so the trial is not remembered.
+    fastest variant if it came near.  *excess* says by how much the error of a variant in bfloat16 exceeds the bound.
+    If *memory_short*, a memory limit decided, so the trial is not remembered.
     """
 
     seconds_before: float
@@ -354,6 +357,7 @@ class Trial:
     search_seconds: float = 0.0
     states: int = 0
     contender: Derivation | None = None
+    excess: str = ""
     memory_short: bool = False
 
     @property
@@ -370,6 +374,7 @@ def trial_to_json(trial: Trial) -> JsonObject:
         "search_seconds": trial.search_seconds,
         "states": trial.states,
         "why": trial.why,
+        "excess": trial.excess,
         "winner": steps_to_json(trial.winner) if trial.winner else None,
         "contender": steps_to_json(trial.contender) if trial.contender else None,
     }
@@ -387,6 +392,7 @@ def trial_from_json(document: object, program: Program) -> Trial | None:
             states=as_integer(found["states"]),
             why=str(found["why"]),
             contender=contender,
+            excess=str(found["excess"]),
         )
     except (KeyError, Refused):
         return None
@@ -416,11 +422,15 @@ NEGLIGIBLE_SHARE = 1e-3
 
 @dataclass(slots=True)
 class _Finalists:
-    """Finalists that agree with the original, their runners, and the reasons why others were refused."""
+    """Finalists that agree with the original, their runners, and the reasons why others were refused.
+
+    *over_bound* are those of candidates in bfloat16 whose error exceeds the bound.
+    """
 
     derivations: dict[str, Derivation] = field(default_factory=dict)
     runners: dict[str, Callable[[], object]] = field(default_factory=dict)
     refusals: list[str] = field(default_factory=list)
+    over_bound: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -497,13 +507,17 @@ class TuningTask:
             return stays(why=str(shortage))
         forms = [fuse_eoperators(variant.derivation()) for variant in promising]
         forms += blocked_forms(chain_groups(ranked, self.context.settings, below))
+        if self.context.settings.numerics == "bf16":
+            forms += [rounded for form in forms if (rounded := round_products(form)) is not None]
         finalists, times = self._measure(forms, memory)
         before = times.pop("original")
+        excess = "; ".join(dict.fromkeys(finalists.over_bound))
         if not times:
-            return Trial(seconds_before=before, seconds_after=before, why="; ".join(dict.fromkeys(finalists.refusals)))
+            why = "; ".join(dict.fromkeys(finalists.refusals))
+            return Trial(seconds_before=before, seconds_after=before, why=why or excess, excess=excess)
         best = min(times, key=lambda name: times[name])
         fastest, after = finalists.derivations[best], times[best]
-        outcome = partial(Trial, seconds_before=before, seconds_after=after)
+        outcome = partial(Trial, seconds_before=before, seconds_after=after, excess=excess)
         if after <= MAX_WINNER_RATIO * before:
             return outcome(winner=fastest, why=f"{before / after:.2f}x in its own right")
         measured = f"the fastest of {len(finalists.derivations)} measured candidates"
@@ -529,14 +543,20 @@ class TuningTask:
             try:
                 memory.require(working_set_bytes(derivation.end), "a candidate")
                 run = self.context.compiler(derivation.end, self.constants)
-                error = largest_error(want, run(feeds))
+                got = run(feeds)
+                plain, error = level_report(derivation), largest_error(want, got)
+                if plain.level == "bf16":
+                    report = measure_errors(derivation, plain, {**feeds, **self.constants}, want, got)
+                    if excess := report.excess(self.context.settings.error_bound):
+                        found.over_bound.append(excess)
+                        continue
             except (BackendError, ValueError) as problem:
                 found.refusals.append(str(problem))
             except OUT_OF_MEMORY as problem:
                 memory.short = True
                 found.refusals.append(f"a candidate does not fit: {type(problem).__name__}: {problem}")
             else:
-                if error > MAX_RELATIVE_ERROR:
+                if error > MAX_RELATIVE_ERROR and plain.level != "bf16":
                     found.refusals.append(
                         f"a candidate differs by {error:.1e} of the largest output, {MAX_RELATIVE_ERROR:g} is allowed"
                     )

@@ -1,9 +1,10 @@
 """Derivation rules that need no table of operators, in the order of the paper's Table 1.
 
 ``RULES`` are the rules on one expression that searches apply, ``INTER_RULES`` those between expressions, ``ALL_RULES``
-all; ``rule(name)`` returns one.  ``rule.matches(program, path)`` proposes matches, ``rule.match(program, path,
-**parameters)`` makes one, ``match.apply(program)`` returns the step or raises ``Refused``, and
-``Derivation(program).then(match)`` collects steps.  A path is (number of the equation, number of an access, …).
+all equalities, ``ROUNDING_RULES`` those that are none; ``rule(name)`` returns one.  ``rule.matches(program, path)``
+proposes matches, ``rule.match(program, path, **parameters)`` makes one, ``match.apply(program)`` returns the step or
+raises ``Refused``, and ``Derivation(program).then(match)`` collects steps.  A path is (number of the equation, number
+of an access, …).
 """
 
 from collections.abc import Iterable
@@ -31,6 +32,7 @@ from einnet_explore.rules.inverse import inverse_rule
 from einnet_explore.rules.known_quotient import KNOWN_QUOTIENT
 from einnet_explore.rules.like_terms import LIKE_TERMS
 from einnet_explore.rules.monotone_exchange import MONOTONE_EXCHANGE
+from einnet_explore.rules.operand_rounding import OPERAND_ROUNDING
 from einnet_explore.rules.padding_exchange import PADDING_EXCHANGE
 from einnet_explore.rules.part_extraction import PART_EXTRACTION
 from einnet_explore.rules.positive_scaling import POSITIVE_SCALING
@@ -103,6 +105,9 @@ POST_RULES: tuple[Rule[object], ...] = (
 ALL_RULES: tuple[Rule[object], ...] = (*RULES, *FEWER_PRODUCTS, *IDENTITIES, *INTER_RULES, *POST_RULES)
 """The rules that propose matches."""
 
+ROUNDING_RULES: tuple[Rule[object], ...] = (OPERAND_ROUNDING,)
+"""Rules that round operands, which is no equality: derivations use them only with numerics of the level ``bf16``."""
+
 GROUPS = ("structure", "algebra", "layout", "instantiation", "your own")
 """The groups of rules, in the order of lists: rules change scopes and equations, arithmetic, storage, or make code."""
 
@@ -113,7 +118,7 @@ def group_of(rule: Rule[object]) -> str:
         return "instantiation"
     if rule is STORAGE_LAYOUT:
         return "layout"
-    if rule in (*FEWER_PRODUCTS, *IDENTITIES) and rule is not PREFIX_SPLITTING:
+    if rule in (*FEWER_PRODUCTS, *IDENTITIES, *ROUNDING_RULES) and rule is not PREFIX_SPLITTING:
         return "algebra"
     return "structure" if rule.is_library else "your own"
 
@@ -123,7 +128,7 @@ INVERSE = inverse_rule(lambda: {rule.name: rule for rule in ALL_RULES})
 
 def rule(name: str) -> Rule[object]:
     """Return the rule called *name*; raises LookupError with the known names."""
-    for found in ALL_RULES:
+    for found in (*ALL_RULES, *ROUNDING_RULES):
         if found.name == name:
             return found
     raise LookupError(f"no rule is called {name!r}: there are {', '.join(r.name for r in ALL_RULES)}")
@@ -180,6 +185,7 @@ __all__ = [
     "LIKE_TERMS",
     "MONOTONE_EXCHANGE",
     "ONE_PASS_GENERATION",
+    "OPERAND_ROUNDING",
     "PADDING_EXCHANGE",
     "PART_EXTRACTION",
     "POSITIVE_SCALING",
@@ -187,6 +193,7 @@ __all__ = [
     "PREFIX_SPLITTING",
     "RECENTRING",
     "REDUCTION_GENERATION",
+    "ROUNDING_RULES",
     "ROW_GENERATION",
     "RULES",
     "SIBLING_MERGING",

@@ -186,13 +186,14 @@ def fuse(
 ) -> FusedFunction | Callable[[Callable[..., object]], FusedFunction]:
     """Make *function* over NumPy arrays one kernel on this CPU, or over CuPy arrays one on their GPU (a decorator).
 
-    Positional arguments are arrays of bool, int32, int64, float32 or float64, of any strides, and numbers; keyword
-    arguments are constants, for example axes.  The function uses operators, ufuncs, ``where``, ``clip``, ``astype``,
-    and reductions (``sum``, ``max``, ``mean``, ``var``, ``argmax``, ``any``, …) with *axis* and *keepdims*.  It returns
-    an array or a tuple of arrays, of the types that NumPy gives.  Integers wrap around, as in NumPy.  A kernel is made
-    for each type and layout, and used again; *threads* share its work.  ``out=`` takes arrays for the results, which
-    may overlap arguments but not one another.  Raises Refused, with the line, for what has no kernel; BackendError for
-    results in *out* of other shapes or types.
+    Positional arguments are arrays of bool, int32, int64, float16, bfloat16 (of ``ml_dtypes``), float32 or float64, of
+    any strides, and numbers; keyword arguments are constants, for example axes.  The function uses operators, ufuncs,
+    ``where``, ``clip``, ``astype``, and reductions (``sum``, ``max``, ``mean``, ``var``, ``argmax``, ``any``, …) with
+    *axis* and *keepdims*.  It returns an array or a tuple of arrays, of the types that NumPy gives.  Integers wrap
+    around, as in NumPy; values of 16 bits are computed in ``float32``, and results rounded.  A kernel is made for each
+    type and layout, and used again; *threads* share its work.  ``out=`` takes arrays for the results, which may overlap
+    arguments but not one another.  Raises Refused, with the line, for what has no kernel; BackendError for results in
+    *out* of other shapes or types.
 
     >>> @fuse
     ... def softmax(x):

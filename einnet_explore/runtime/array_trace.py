@@ -1,7 +1,7 @@
 """Traced arrays: operators and functions of NumPy record the equations of a program, with NumPy's result types.
 
 Types follow NumPy 2 (NEP 50): Python numbers take the type of the arrays that they meet.  Integers wrap around, as in
-NumPy.
+NumPy.  Values of 16 bits are computed in ``float32``; results, and arrays that are converted to them, are rounded.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from typing import TypeAlias
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -41,10 +42,16 @@ Axes: TypeAlias = "int | tuple[int, ...] | None"
 ArrayType: TypeAlias = "np.dtype | type[int] | type[float]"
 """The type of an array, or of a Python number, which takes the type of what it meets."""
 
-ARRAY_TYPES = tuple(np.dtype(name) for name in ("bool", "int32", "int64", "float32", "float64"))
+_SHORT_FLOATS = (np.dtype("float16"), np.dtype(ml_dtypes.bfloat16))
+
+ARRAY_TYPES = (*(np.dtype(n) for n in ("bool", "int32", "int64", "float32", "float64")), *_SHORT_FLOATS)
 """The types of arrays."""
 
 _BOOL, _INT64 = np.dtype("bool"), np.dtype("int64")
+
+
+def _is_floating(dtype: np.dtype) -> bool:
+    return dtype.kind == "f" or dtype in _SHORT_FLOATS
 
 
 def value_type(dtype: np.dtype, computed: np.dtype | None = None) -> ValueType:
@@ -166,6 +173,8 @@ class Trace:
         output: str = "",
     ) -> Tensor:
         """Record an equation and return its result; a value that is there already is not computed again."""
+        if not output and kind.stored.dtype in _SHORT_FLOATS:
+            kind = ValueType(kind.computed, kind.computed)  # no value is rounded between
         if over and not self.reduces:
             raise Refused(f"a {by} over several positions is not element-wise: use ee.fuse")
         scope = Scope(axes, over, body, by)
@@ -202,6 +211,8 @@ class Trace:
         """Return *value* as *dtype*; fractions are truncated."""
         if dtype == _BOOL:
             return self._elementwise(lambda a: a, (self.truth(value),))
+        if dtype in _SHORT_FLOATS:
+            return self._elementwise(_apply(dtype.name), (value,), np.dtype("float32"), dtype)
         return self._elementwise(lambda a: a, (value,), dtype)
 
     def truth(self, value: object) -> object:
@@ -471,7 +482,7 @@ class TracedArray(NDArrayOperatorsMixin):
     def mean(self, axis: Axes = None, keepdims: bool = False) -> TracedArray:
         """Means over *axis*; those of integers and truth values are float64."""
         gone = self._axes(axis)
-        dtype = self.dtype if self.dtype.kind == "f" else np.dtype("float64")
+        dtype = self.dtype if _is_floating(self.dtype) else np.dtype("float64")
         total = self.reduce("sum", gone, keepdims, dtype)
         return self.trace.call(np.divide, (total, prod(self.shape[a] for a in gone)))
 
@@ -526,7 +537,7 @@ _METHODS = (
 
 
 def _sum_type(dtype: np.dtype) -> np.dtype:
-    return dtype if dtype.kind == "f" else _INT64
+    return dtype if _is_floating(dtype) else _INT64
 
 
 def _iterators(shape: tuple[int, ...]) -> tuple[Iterator, ...]:

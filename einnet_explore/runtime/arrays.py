@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol, TypeAlias
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import tvm_ffi
@@ -104,8 +105,13 @@ def bind_arrays(
     function: CompiledFunction, arrays: Sequence[Array], shapes: Sequence[tuple[int, ...]]
 ) -> Callable[[], object]:
     """A call of *function* on contiguous *arrays*, seen in *shapes*."""
-    given = zip(arrays, shapes, strict=True)
+    given = zip(map(exchanged, arrays), shapes, strict=True)
     return partial(function, *(tvm_ffi.from_dlpack(array.reshape(shape)) for array, shape in given))
+
+
+def exchanged(array: Array) -> Array:
+    """Return *array* as DLPack takes it: bfloat16 by its bits."""
+    return array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
 
 
 MAX_RELATIVE_ERROR = 1e-4

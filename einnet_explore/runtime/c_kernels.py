@@ -238,7 +238,8 @@ class NativeSource:
         known = compiled.load_stored(self.key)
         if known is not None:
             return known
-        specs = list(zip(self.shapes, self.dtypes, strict=True))
+        types = ("uint16" if kind == "bfloat16" else kind for kind in self.dtypes)  # as DLPack takes it
+        specs = list(zip(self.shapes, types, strict=True))
         return compiled.build_c(self.text, self.key, specs, EOPERATOR_FLAGS)
 
     def write_object(self, path: Path, name: str, cpu: str) -> None:

@@ -27,7 +27,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from einnet_explore.analysis.counts import bytes_moved
-from einnet_explore.analysis.equations import is_typed, resolve_access
+from einnet_explore.analysis.equations import is_typed, resolve_access, rounds_to_16_bits
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.indices import fresh_name, substitute
 from einnet_explore.analysis.regions import always_holds
@@ -131,10 +131,10 @@ def fastest_implementation(
     (BackendError), now or though its time is known, is passed over.  Our own C kernel comes last: it is compiled and
     compared where the best of the others leaves something to gain, and again when another version writes such kernels.
     Where a short kernel by several threads is the best, the same by one thread is compared with it.  The result is
-    compiled.  An equation of other types than ``float32`` takes the first one.  Raises BackendError where no
-    implementation is left.
+    compiled.  An equation of other types than ``float32``, or with casts to 16 bits, takes the first one.  Raises
+    BackendError where no implementation is left.
     """
-    if is_typed(bound.equation.scope):
+    if is_typed(bound.equation.scope) or rounds_to_16_bits(bound.equation.scope):
         return first_implementation(bound, implementations)
     return _Choice(bound, store).take(implementations)
 

@@ -20,7 +20,7 @@ import numpy as np
 import onnxruntime
 from numpy.lib.stride_tricks import as_strided
 
-from einnet_explore.analysis.equations import is_typed
+from einnet_explore.analysis.equations import is_typed, rounds_to_16_bits
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.products import TensorContraction, match_matrix_product
 from einnet_explore.codegen import versions
@@ -52,9 +52,9 @@ from einnet_explore.ir import (
 from einnet_explore.operators.operator import OnnxNode, Operator, onnx_node
 from einnet_explore.runtime.arrays import Array, bind_arrays, bind_function, fits_kernel
 from einnet_explore.runtime.c_kernels import NativeSource
-from einnet_explore.runtime.integer_products import IntegerProduct, integer_product, match_integer_product
 from einnet_explore.runtime.matrix_products import bind_matrix_product
 from einnet_explore.runtime.onnx_fragment import FragmentWriter, Shape, bind_session, custom_ops_available, onnx_session
+from einnet_explore.runtime.packed_products import PackedProduct, match_narrow_product, packed_product
 from einnet_explore.runtime.profile_store import C_ENGINE, ONE_THREAD_SUFFIX, ProfileKey, profile_key
 from einnet_explore.runtime.tvm_cpu import (
     KernelKind,
@@ -290,12 +290,15 @@ class ProductCall:
 
 
 @dataclass(frozen=True, eq=False)
-class IntegerProductCall:
-    """Sums of products of bytes in 32 bits; operands in *constants* are packed once."""
+class PackedProductCall:
+    """Sums of products of narrow elements in 32 bits; operands in *constants* are packed once."""
 
-    made: IntegerProduct
+    made: PackedProduct
     constants: Mapping[str, Array] = field(repr=False)
-    engine = "integers"
+
+    @property
+    def engine(self) -> str:
+        return self.made.engine
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -384,7 +387,7 @@ def load_implementation(implementation: Implementation) -> Implementation:
     match implementation:
         case KernelCall():
             _ = implementation.kernel
-        case TiledCall(made) | IntegerProductCall(made):
+        case TiledCall(made) | PackedProductCall(made):
             _ = made.function
         case NativeCall(source):
             _ = source.function
@@ -555,7 +558,7 @@ def implementations_of(bound: BoundEquation) -> Iterable[Implementation]:
     None is compiled here: an engine that refuses does so when the implementation is loaded, and the others remain.
     """
     equation = bound.equation
-    if is_typed(equation.scope):
+    if is_typed(equation.scope) or rounds_to_16_bits(equation.scope):
         yield from _typed_implementations(bound)
         return
     if equation.via is None or equation.via.is_library_call:
@@ -574,12 +577,10 @@ def implementations_of(bound: BoundEquation) -> Iterable[Implementation]:
 
 def _typed_implementations(bound: BoundEquation) -> Iterable[Implementation]:
     scope = bound.equation.scope
-    integers = match_integer_product(scope) if bound.out.size else None
-    if integers is not None:
-        product = integer_product(integers, bound.constants, bound.views, bound.threads)
-        with suppress(BackendError):
-            if product is not None and all(bound.arrays[name].flags.c_contiguous for name in product.reads):
-                yield load_implementation(IntegerProductCall(product, bound.constants))
+    packed = _packed_call(bound)
+    if packed is not None:
+        with suppress(BackendError, Refused):
+            yield load_implementation(packed)
     numbers = match_matrix_product(scope) if bound.out.size else None
     if numbers is not None and {bound.out.dtype, *(a.dtype for a in bound.operands.values())} == {np.dtype("float64")}:
         by_blas = ProductCall(numbers)
@@ -591,6 +592,15 @@ def _typed_implementations(bound: BoundEquation) -> Iterable[Implementation]:
         load_implementation(kernel)
         yield kernel
     yield InterpretedCall(bound.equation.scope)
+
+
+def _packed_call(bound: BoundEquation) -> PackedProductCall | None:
+    """*bound* as a sum of products of narrow elements; None if it is none, or if an operand does not fit the kernel."""
+    found = match_narrow_product(bound.equation.scope) if bound.out.size else None
+    product = found and packed_product(found, bound.constants, bound.views, bound.threads)
+    if not product or not all(n in bound.arrays and bound.arrays[n].flags.c_contiguous for n in product.reads):
+        return None
+    return PackedProductCall(product, bound.constants)
 
 
 def _kernels(bound: BoundEquation) -> Iterable[Implementation]:

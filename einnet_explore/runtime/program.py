@@ -20,6 +20,7 @@ import onnxruntime
 
 from einnet_explore.analysis.counts import is_transposed_for
 from einnet_explore.analysis.equations import require_ranges
+from einnet_explore.codegen.language.values import type_of
 from einnet_explore.ir import Equation, Program, Scope, Tensor, tensors
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator
@@ -317,6 +318,9 @@ class CompiledProgram:
         inputs, outputs = tuple(self.contexts.inputs), self.program.outputs
         if not set(inputs).isdisjoint(outputs):
             return None
+        made = {e.name: e.tensor.dtype for e in self.program.equations}
+        if "bfloat16" in {*(made[name] for name in outputs), *map(str, self.contexts.types.values())}:
+            return None  # ONNX Runtime takes no such arrays
         with _refuse_memory_error("the weights of a session"):
             writer = self.write({name: name for name in (*inputs, *outputs)}, "/")
         if writer is None:
@@ -448,9 +452,7 @@ class _Compiler:
 
 
 def _numpy_type(tensor: Tensor) -> np.dtype:
-    if tensor.dtype == "bfloat16":
-        raise BackendError(f"{tensor.name} is bfloat16, which compiled programs do not have: expected another type")
-    return np.dtype(tensor.dtype)
+    return type_of(tensor.dtype).dtype
 
 
 def _allocate(what: str, shape: tuple[int, ...], dtype: np.dtype) -> Array:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, ov
 
 from einnet_explore.checker.record import FORMAT, load_json
 from einnet_explore.cost import program_seconds
-from einnet_explore.equivalence import certificate
+from einnet_explore.equivalence import certificate, operand_rounding
 from einnet_explore.equivalence.verdict import Certificate
 from einnet_explore.ir import Program
 from einnet_explore.operators.library import OPERATORS, find_operators
@@ -141,7 +141,9 @@ def search_all(programs: Iterable[Program] | Mapping[str, Program], *args: Any, 
 
 def check(derivation: Derivation) -> tuple[Certificate, ...]:
     """Return a certificate for every step of *derivation*; ``check_file`` checks one that was saved."""
-    return tuple(certificate.certify(step.before, step.after) for step in derivation.steps)
+    return tuple(
+        operand_rounding.certify_step(step.match.rule.name, step.before, step.after) for step in derivation.steps
+    )
 
 
 def certify(before: Program, after: Program, **options: Any) -> Certificate:
@@ -180,6 +182,7 @@ class OptimizeOptions(TypedDict, total=False):
     threads: int | None
     budget: float | None
     numerics: str
+    error_bound: float | None
     target_runtime: str
     max_depth: int
     states: int | None
@@ -218,6 +221,7 @@ def optimize(
     threads: int | None = None,
     budget: float | None = None,
     numerics: str = "approximate",
+    error_bound: float | None = None,
     target_runtime: str = "plan",
     max_depth: int = 7,
     states: int | None = None,
@@ -232,18 +236,21 @@ def optimize(
     *shapes* sets dynamic inputs by name.  *threads* defaults to the cores of this machine.  No subprogram is tuned
     after *budget* seconds, all runs of the model counted (None: 20 for each different subprogram, at least 60 and at
     most 480); final selection takes half as long at most.  *numerics* bounds the change of rounding: ``"exact"``,
-    ``"reassociate"`` or ``"approximate"`` (outputs may differ by 1e-4 of the largest).  *target_runtime*
-    ``"onnxruntime"`` optimises the exported file in place of the plan.  *max_depth* and *states* bound each search;
-    *executor*, one of ``concurrent.futures``, runs the searches.  *inputs*, arrays by input name or the path of an
-    ``.npz`` archive of them, are those on which the original and the result are compared and timed (None: random ones).
+    ``"reassociate"``, ``"approximate"`` (outputs may differ by 1e-4 of the largest) or ``"bf16"`` (products may also
+    have operands in bfloat16, as far as the running error stays below *error_bound*, relative to the largest output).
+    *target_runtime* ``"onnxruntime"`` optimises the exported file in place of the plan.  *max_depth* and *states* bound
+    each search; *executor*, one of ``concurrent.futures``, runs the searches.  *inputs*, arrays by input name or the
+    path of an ``.npz`` archive of them, are those on which the original and the result are compared and timed (None:
+    random ones).
 
     On the *device* ``"cuda"``, the GPU of this machine, derived plans of each part of the model are measured against
-    library operators (cuBLAS, cuDNN); the result is a ``GpuPlan``, one CUDA graph.  There, *threads*, *target_runtime*
-    and *executor* have no meaning, and are refused.
+    library operators (cuBLAS, cuDNN); the result is a ``GpuPlan``, one CUDA graph.  There, *threads*, *target_runtime*,
+    *executor*, *error_bound* and ``numerics="bf16"`` have no meaning, and are refused.
 
     Raises ModelError for a model that cannot be read, ValueError for an unknown device, runtime or level, a budget that
-    is not positive, *inputs* whose names, shapes or types are not the model's, and for a GPU that is missing, cannot
-    run the model or fails; OSError if the archive of *inputs* cannot be read.
+    is not positive, a bound that is missing or not between 0 and 1, *inputs* whose names, shapes or types are not the
+    model's, and for a GPU that is missing, cannot run the model or fails; OSError if the archive of *inputs* cannot be
+    read.
     """
     from einnet_explore.pipeline.torch_modules import export_if_module
 
@@ -251,7 +258,13 @@ def optimize(
         from einnet_explore.pipeline.gpu_optimiser import optimize_for_gpu, refuse_cpu_options
 
         refuse_cpu_options(
-            {"threads": threads, "target_runtime": target_runtime != "plan", "executor": executor is not None}
+            {
+                "threads": threads,
+                "target_runtime": target_runtime != "plan",
+                "executor": executor is not None,
+                "numerics='bf16'": numerics == "bf16",
+                "error_bound": error_bound,
+            }
         )
         return optimize_for_gpu(
             export_if_module(model, example_inputs),
@@ -273,6 +286,7 @@ def optimize(
         budget=budget,
         target_runtime=target_runtime,
         numerics=numerics,
+        error_bound=error_bound,
         states=states,
         executor=executor,
         inputs=inputs,

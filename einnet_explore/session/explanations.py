@@ -15,7 +15,7 @@ from itertools import islice
 from math import prod
 
 from einnet_explore.analysis.canonical_keys import program_key
-from einnet_explore.equivalence.certificate import certify
+from einnet_explore.equivalence.operand_rounding import certify_step
 from einnet_explore.ir import Path, Program, scopes, show_path
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.rules import ALL_RULES, FEWER_PRODUCTS, INTER_RULES, RULES, Derivation, Match, Refused, Rule, Step
@@ -407,7 +407,7 @@ def _judge(step: Step, rule: Rule[object]) -> tuple[bool, str]:
 def _reason(step: Step, match: Match[object]) -> str:
     params = format_parameters(match)
     shown = f" ({params})" if params else ""
-    return f"{match.title} at {show_path(match.at)}{shown}, {certify(step.before, step.after)}"
+    return f"{match.title} at {show_path(match.at)}{shown}, {certify_step(match.rule.name, step.before, step.after)}"
 
 
 def _lines(program: Program) -> list[str]:

@@ -28,7 +28,7 @@ from einnet_explore.codegen.fusion.gpu import A100_TARGET, CPU_CORE_TARGET, esti
 from einnet_explore.codegen.fusion.plan import FusedKernel, fuse_program
 from einnet_explore.codegen.language.printer import emit
 from einnet_explore.codegen.language.statements import Kernel
-from einnet_explore.codegen.language.values import F16, F32, F64, I8, I32
+from einnet_explore.codegen.language.values import BF16, F16, F32, F64, I8, I32
 from einnet_explore.codegen.tiling.cost import Hardware, as_contraction, search_best_first, tile_cost
 from einnet_explore.codegen.tiling.kernel import tile_contraction
 from einnet_explore.codegen.tiling.shared_layout import local_layout, thread_layout
@@ -42,6 +42,7 @@ __all__ = [
     "A100",
     "A100_TARGET",
     "ARCHITECTURES",
+    "BF16",
     "BLOCK_THREADS",
     "CPU_CORE_TARGET",
     "F16",

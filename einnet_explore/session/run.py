@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import networkx
 
 from einnet_explore.cost import program_seconds
-from einnet_explore.equivalence.certificate import Certificate, certify
+from einnet_explore.equivalence.certificate import Certificate
+from einnet_explore.equivalence.operand_rounding import certify_step
 from einnet_explore.ir import Program, show_path
-from einnet_explore.rules import FEWER_PRODUCTS, Derivation, Step
+from einnet_explore.rules import FEWER_PRODUCTS, ROUNDING_RULES, Derivation, Step
 from einnet_explore.session import explanations
 from einnet_explore.session.candidate_benchmark import CandidateMeasurements, bench
 from einnet_explore.session.explanations import Blocker
@@ -68,12 +69,12 @@ class Run(RunningSearch):
 
     def certificates(self, derivation: Derivation) -> tuple[Certificate, ...]:
         """Return a certificate for every step of *derivation*; a step of several candidates is proved once."""
-        return tuple(self._prove(step.before, step.after) for step in derivation.steps)
+        return tuple(self._prove(step.before, step.after, step.match.rule.name) for step in derivation.steps)
 
-    def _prove(self, before: Program, after: Program) -> Certificate:
+    def _prove(self, before: Program, after: Program, rule: str = "") -> Certificate:
         pair = (before, after)
         if pair not in self._proofs:
-            self._proofs[pair] = certify(before, after)
+            self._proofs[pair] = certify_step(rule, before, after)
         return self._proofs[pair]
 
     def verdict(self, candidate: Candidate) -> str:
@@ -81,7 +82,8 @@ class Run(RunningSearch):
 
         If one of these is not proved, or a rule changes the products, the weakest certificate of a step.
         """
-        if any(step.match.rule in FEWER_PRODUCTS for step in candidate.derivation.steps):
+        changing = (*FEWER_PRODUCTS, *ROUNDING_RULES)
+        if any(step.match.rule in changing for step in candidate.derivation.steps):
             return combined_verdict(self.certificates(candidate.derivation))
         programs = [state.program for state in self.search.above(candidate.state)]
         kinds = combined_verdict(tuple(self._prove(a, b) for a, b in pairwise(programs)))

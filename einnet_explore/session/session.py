@@ -17,12 +17,24 @@ from typing import Any, TypeAlias, Unpack
 
 from einnet_explore.checker.record import load_json, read_json
 from einnet_explore.cost import program_seconds
-from einnet_explore.equivalence.certificate import Certificate, certify, certify_chain
+from einnet_explore.equivalence.certificate import Certificate, certify_chain
+from einnet_explore.equivalence.operand_rounding import certify_step
 from einnet_explore.equivalence.verdict import is_at_least
 from einnet_explore.ir import Path, Program, show_path
 from einnet_explore.operators.library import OPERATORS, find_operators
 from einnet_explore.operators.operator import Operator
-from einnet_explore.rules import ALL_RULES, INTER_RULES, INVERSE, RULES, Derivation, Match, Refused, Rule, find_rules
+from einnet_explore.rules import (
+    ALL_RULES,
+    INTER_RULES,
+    INVERSE,
+    ROUNDING_RULES,
+    RULES,
+    Derivation,
+    Match,
+    Refused,
+    Rule,
+    find_rules,
+)
 from einnet_explore.rules.base import places
 from einnet_explore.session.comparison import Comparison, MappingTable, changed_paths, mapping_table, nearest_operator
 from einnet_explore.session.explanations import (
@@ -272,7 +284,7 @@ class DerivationTree:
             raise IndexError(f"node {node}: expected 1 to {len(self.nodes) - 1}")
         if node not in self._proofs:
             step = self.nodes[node].steps[-1]
-            found = self._proofs[node] = certify(step.before, step.after)
+            found = self._proofs[node] = certify_step(step.match.rule.name, step.before, step.after)
             if (claim := self.claims.get(node)) is not None and is_at_least(found.kind, claim.kind):
                 self.claims.pop(node, None)
         return self._proofs[node]
@@ -303,7 +315,7 @@ class DerivationTree:
 
     def rule(self, name: str) -> Rule[object]:
         """Return the rule *name*, one of the session's or of the package's; raises LookupError with the names."""
-        found = {rule.name: rule for rule in (*ALL_RULES, INVERSE, *self.known)}
+        found = {rule.name: rule for rule in (*ALL_RULES, *ROUNDING_RULES, INVERSE, *self.known)}
         if name not in found:
             raise LookupError(f"no rule is called {name!r}: there are {', '.join(found)}")
         return found[name]

@@ -46,7 +46,15 @@ from einnet_explore.operators.layout import Layout
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.matching import OperatorMatch, fit_operator, match_operator
 from einnet_explore.operators.operator import Operator
-from einnet_explore.rules import ALL_RULES, INVERSE, TRAVERSAL_MERGING, VARIABLE_SUBSTITUTION, Derivation, Match
+from einnet_explore.rules import (
+    ALL_RULES,
+    INVERSE,
+    ROUNDING_RULES,
+    TRAVERSAL_MERGING,
+    VARIABLE_SUBSTITUTION,
+    Derivation,
+    Match,
+)
 from einnet_explore.rules.base import Rule, places, refusals_of
 from einnet_explore.rules.traversal_merging import Merging
 from einnet_explore.rules.variable_substitution import Substitution, join_iterators
@@ -121,7 +129,7 @@ def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[Match
 
 def known_rules(operators: tuple[Operator, ...] = OPERATORS) -> dict[str, Rule[object]]:
     """Return the rules that a step may name, by name; one matches scopes with *operators*."""
-    return {rule.name: rule for rule in (*ALL_RULES, INVERSE, matching_rule(operators))}
+    return {rule.name: rule for rule in (*ALL_RULES, *ROUNDING_RULES, INVERSE, matching_rule(operators))}
 
 
 def _require_open(program: Program, at: Path) -> None:

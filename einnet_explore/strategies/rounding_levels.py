@@ -23,6 +23,7 @@ from einnet_explore.rules import (
     POSITIVE_SCALING,
     PREFIX_SPLITTING,
     RECENTRING,
+    ROUNDING_RULES,
     ROW_GENERATION,
     SUMMATION_EXCHANGE,
     SUMMATION_SPLITTING,
@@ -31,18 +32,21 @@ from einnet_explore.rules import (
     Rule,
 )
 
-Level: TypeAlias = Literal["exact", "reassociate", "approximate"]
+Level: TypeAlias = Literal["exact", "reassociate", "approximate", "bf16"]
 """How far a derivation may change rounding errors.
 
 * ``exact``: every sum keeps its terms and their order.
 * ``reassociate``: sums are reordered or split, factors move in and out of them; the error bound stays that of the sum
   of the same terms' magnitudes.
 * ``approximate``: other terms are summed, which may be larger and cancel.
+* ``bf16``: factors of products are rounded to bfloat16, which no equality allows; sums stay in ``float32``.
 """
 
-LEVELS: tuple[Level, ...] = ("exact", "reassociate", "approximate")
+LEVELS: tuple[Level, ...] = ("exact", "reassociate", "approximate", "bf16")
 
-LEVEL_WORDS: Mapping[str, str] = MappingProxyType(dict(zip(LEVELS, ("sums unchanged", *LEVELS[1:]), strict=True)))
+LEVEL_WORDS: Mapping[str, str] = MappingProxyType(
+    dict(zip(LEVELS, ("sums unchanged", "reassociate", "approximate", "operands in bfloat16"), strict=True))
+)
 """The levels in reports, where ``exact`` would be read as the verdict of a certificate."""
 
 REASSOCIATING = frozenset(
@@ -74,6 +78,8 @@ def rule_level(rule: Rule[object]) -> Level:
     """Return the level of *rule*: ``approximate`` for one of one's own, of which nothing is known."""
     if not rule.is_library:
         return "approximate"
+    if rule in ROUNDING_RULES:
+        return "bf16"
     return LEVELS[(rule.name in REASSOCIATING) + 2 * (rule.name in APPROXIMATING)]
 
 

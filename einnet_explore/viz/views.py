@@ -20,7 +20,7 @@ from inspect import cleandoc
 from typing import TypeVar, overload
 
 from einnet_explore import rules
-from einnet_explore.equivalence.certificate import certify
+from einnet_explore.equivalence.operand_rounding import certify_step
 from einnet_explore.ir import Path, Program, Scope, show_path
 from einnet_explore.rules import Derivation, Rule
 from einnet_explore.strategies.candidate import Candidate
@@ -306,7 +306,7 @@ def derivation_page(derivation: Derivation, title: str, certificates: Sequence[s
 
     *certificates* are the verdicts on the steps, if they are known.
     """
-    kinds = certificates or [certify(step.before, step.after).kind for step in derivation.steps]
+    kinds = certificates or [certify_step(s.match.rule.name, s.before, s.after).kind for s in derivation.steps]
     graphs = [_figure(derivation.start, "before" if derivation.steps else "")]
     if derivation.steps:
         graphs.append(_figure(derivation.end, "after"))

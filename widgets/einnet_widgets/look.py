@@ -111,7 +111,7 @@ def certified(certificate: Certificate) -> str:
         case "proved":
             return f"proved ({certificate.method}): equal for every input"
         case "rounded":
-            return f"rounded: equal up to rounding of constants, {certificate.error_text}"
+            return f"rounded: {certificate.rounding_text}"
         case "exact":
             return f"exact: equal on random inputs, {certificate.elements} elements"
         case "unknown":

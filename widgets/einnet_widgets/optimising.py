@@ -27,7 +27,18 @@ INTERRUPT = "Cancel"
 OUTPUTS = ("Save bundle", "Save here")
 """The buttons that write the bundle and the file."""
 
-KNOWN = {"shapes", "device", "threads", "max_depth", "budget", "target_runtime", "numerics", "states", "executor"}
+KNOWN = {
+    "shapes",
+    "device",
+    "threads",
+    "max_depth",
+    "budget",
+    "target_runtime",
+    "numerics",
+    "error_bound",
+    "states",
+    "executor",
+}
 
 DEVICES = ("cpu", "cuda")
 
@@ -198,12 +209,14 @@ class OptimizeCell(Face):
         given = self.options
         device, threads, runtime = given.get("device", "cpu"), given.get("threads"), given.get("target_runtime", "plan")
         executor, budget = given.get("executor"), parse_budget(given.get("budget"))
+        numerics, bound = given.get("numerics", "approximate"), given.get("error_bound")
         is_gpu = device == "cuda"
         if is_gpu:
             others = {"target_runtime": runtime != "plan", "executor": executor is not None}
+            others |= {"numerics='bf16'": numerics == "bf16", "error_bound": bound is not None}
             refuse_cpu_options({"threads": threads, **others})
             require_gpu()
-        limits = given.get("max_depth", 7), runtime, given.get("numerics", "approximate")
+        limits = given.get("max_depth", 7), runtime, numerics, bound
         chosen = replace(make_settings("cpu" if is_gpu else device, threads, *limits), states=given.get("states"))
         model = read_model(self.model, given.get("shapes", {}))
         return GpuOptimiser(model, chosen, budget) if is_gpu else Optimiser(model, chosen, budget, executor=executor)

@@ -28,6 +28,7 @@ from einnet_explore.codegen.language.statements import (
     integer_constant,
 )
 from einnet_explore.codegen.language.values import (
+    BF16,
     BOOL,
     F16,
     F32,
@@ -201,13 +202,13 @@ static inline __attribute__((always_inline)) void part_{lanes}(float *to, const 
 _C = {
     "bool": "unsigned char", "int8": "signed char", "int16": "short", "int32": "int", "int64": "long long",
     "uint8": "unsigned char", "uint16": "unsigned short", "uint32": "unsigned int", "uint64": "unsigned long long",
-    "float16": "_Float16", "float32": "float", "float64": "double",
+    "float16": "_Float16", "bfloat16": "unsigned short", "float32": "float", "float64": "double",
 }  # fmt: skip
 
 _OPENCL = {
     "bool": "uchar", "int8": "char", "int16": "short", "int32": "int", "int64": "long",
     "uint8": "uchar", "uint16": "ushort", "uint32": "uint", "uint64": "ulong",
-    "float16": "ushort", "float32": "float", "float64": "double",
+    "float16": "ushort", "bfloat16": "ushort", "float32": "float", "float64": "double",
 }  # fmt: skip
 
 _DOUBLE = {f.name: f.c_name for f in SCALAR_FUNCTIONS.values() if f.c_name} | {"floor": "floor", "fma": "fma"}
@@ -220,6 +221,18 @@ HELPER_SOURCES = {f.name: f.c_definition for f in SCALAR_FUNCTIONS.values() if f
 With a constant as one operand a maximum is one instruction, since `b != b` is then known.
 """
 
+
+BFLOAT16_LOAD = """float load_bfloat16(unsigned short a) {
+    const union { unsigned i; float f; } made = {(unsigned)a << 16};
+    return made.f;
+}"""
+"""A number of bfloat16, by its bits: the first half of those of float32."""
+
+BFLOAT16_STORE = """unsigned short store_bfloat16(float a) {
+    const union { float f; unsigned i; } x = {a};
+    return (unsigned short)((a == a ? x.i + (0x7fffu + (x.i >> 16 & 1u)) : x.i | 0x400000u) >> 16);
+}"""
+"""The bits of the number of bfloat16 nearest to a float32, ties to even; a NaN stays one."""
 
 EXP_SOURCE = """T exp_N(T a) {
     const union { float f; int i; } given = {a};
@@ -395,7 +408,7 @@ RESERVED_PATTERN = re.compile(
     r"\w+_t|(u?(char|short|int|long)|float|double|half|bool)\d+|pack_\d+"
     rf"|({'|'.join(HELPER_SOURCES)})_\w+|({'|'.join((*_DOUBLE.values(), *_GPU_ONLY.values()))})f"
     r"|mem(cpy|set|move)|make_\w+|v(load|store)_?\w*"
-    r"|(copy|await)_\w+|(turn|stream)_\d+_\d+|(lanes|part)_\d+"
+    r"|(copy|await|load|store)_\w+|(turn|stream)_\d+_\d+|(lanes|part)_\d+"
     r"|(convert|get|as|native|half|work|sub|async|wait|atomic|atom|omp)_\w+|[A-Z][A-Z0-9]*_[A-Z0-9_]+|EOF|FILE|BUFSIZ"
 )
 """Names of types, functions and macros that follow a pattern."""
@@ -479,6 +492,8 @@ class ExpressionPrinter:
         if array.kind == F16 and self.dialect is OPENCL:
             return f"vload_half({self.expr(index)}, {self._half(array, 'const ')})", _ATOM_PRECEDENCE
         text = f"{self.names.of(array.name)}[{self.expr(index)}]"
+        if array.kind == BF16:
+            return f"{self._helper('load_bfloat16', BFLOAT16_LOAD)}({text})", _ATOM_PRECEDENCE
         if array.kind == F16:
             return (
                 (f"__half2float({text})", _ATOM_PRECEDENCE)
@@ -486,6 +501,11 @@ class ExpressionPrinter:
                 else (f"(float){text}", UNARY_PRECEDENCE)
             )
         return (text, _ATOM_PRECEDENCE)
+
+    def _helper(self, name: str, source: str) -> str:
+        """Return *name*, a function of *source*."""
+        self.helpers.setdefault(name, f"{self.dialect.helper} {source}")
+        return name
 
     def _call(self, name: str, args: tuple[Expr, ...]) -> str:
         kind = args[0].type
@@ -549,6 +569,8 @@ class MemoryPrinter(ExpressionPrinter):
         if array.kind == F16 and self.dialect is OPENCL:
             return f"vstore_half_rte({self.expr(value)}, {self.expr(index)}, {self._half(array)});"
         said = self.expr(value)
+        if array.kind == BF16:
+            said = f"{self._helper('store_bfloat16', BFLOAT16_STORE)}({said})"
         if array.kind == F16:
             said = (
                 f"__float2half_rn({said})"

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from einnet_explore.analysis.flattening import flat_address, row_major_strides
 from einnet_explore.analysis.indices import guard
 from einnet_explore.codegen.language.values import (
+    BF16,
     BOOL,
     F16,
     F32,
@@ -164,7 +165,7 @@ def _lower_cast(to: ElementType, arg: Expr) -> Expr:
     own, wanted = arg.type, type_of(to.name)
     if wanted == BOOL:
         return cast(own, arg.ne(0))
-    if wanted == F16 and own == F32:
+    if wanted in (F16, BF16) and own == F32:
         return call(to.name, arg)
     if not to.is_integer:
         return cast(own, cast(wanted, arg))

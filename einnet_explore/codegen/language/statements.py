@@ -67,7 +67,7 @@ class Assign(Node):
 
 @node
 class Store(Node):
-    """array[index] = value; half precision rounds to the nearest, ties to even."""
+    """array[index] = value; half precision and bfloat16 round to the nearest, ties to even."""
 
     array: Array
     index: Expr

@@ -1,7 +1,8 @@
 """Scalar types, expressions and arrays of the kernel language: frozen values, typed when they are built.
 
 Arithmetic needs operands of one type; a Python number takes the other operand's type, and the narrower of two integers
-is widened.  ``/`` of integers truncates, as in C.  Half precision is a storage format: a load of it is float32.
+is widened.  ``/`` of integers truncates, as in C.  Half precision and bfloat16 are storage formats: a load of them is
+float32.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from math import isfinite
 from typing import TypeAlias
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -20,7 +22,7 @@ from einnet_explore.support.errors import Refused
 
 @node
 class Type(Node):
-    """A scalar type: *kind* is ``bool``, ``int``, ``uint`` or ``float``."""
+    """A scalar type: *kind* is ``bool``, ``int``, ``uint``, ``float`` or ``bfloat``."""
 
     kind: str
     bits: int
@@ -37,12 +39,15 @@ class Type(Node):
 
     @property
     def computed(self) -> Type:
-        """The type of a loaded value: float32 for half precision, which is a storage format only."""
-        return F32 if self == F16 else self
+        """The type of a loaded value: float32 for half precision and bfloat16, which are storage formats only."""
+        return F32 if self in (F16, BF16) else self
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
         """The NumPy dtype."""
+        if self == BF16:
+            kind: np.dtype[np.generic] = np.dtype(ml_dtypes.bfloat16)
+            return kind
         return np.dtype(np.bool_ if self == BOOL else f"{self.kind}{self.bits}")
 
     def __repr__(self) -> str:
@@ -53,7 +58,8 @@ BOOL = Type("bool", 1)
 I8, I16, I32, I64 = (Type("int", n) for n in (8, 16, 32, 64))
 U8, U16, U32, U64 = (Type("uint", n) for n in (8, 16, 32, 64))
 F16, F32, F64 = (Type("float", n) for n in (16, 32, 64))
-TYPES = (BOOL, I8, I16, I32, I64, U8, U16, U32, U64, F16, F32, F64)
+BF16 = Type("bfloat", 16)
+TYPES = (BOOL, I8, I16, I32, I64, U8, U16, U32, U64, F16, BF16, F32, F64)
 
 _NAMED = {t.dtype: t for t in TYPES}
 
@@ -328,7 +334,7 @@ def cast(kind: Type, arg: ExprLike) -> Expr:
 
 CALLS: dict[str, int] = {
     **{n: count for n, count in FUNCTIONS.items() if n not in ("relu", "where", *ELEMENT_TYPES)},
-    "float16": 1, "floor": 1, "fma": 3,
+    "float16": 1, "bfloat16": 1, "floor": 1, "fma": 3,
 }  # fmt: skip
 """The functions and their numbers of arguments; ``select``, ``floor`` and ``fma`` take integers too."""
 

@@ -63,7 +63,7 @@ def cuda_plan(program: Program, operators: Sequence[Operator] = OPERATORS) -> Cu
     """
     every = (*program.inputs, *(e.tensor for e in program.equations))
     if (unknown := next((t for t in every if t.dtype == "bfloat16"), None)) is not None:
-        raise BackendError(f"{unknown.name} is bfloat16: NumPy has no such type; expected float16 or float32")
+        raise BackendError(f"{unknown.name} is bfloat16, which CuPy does not have: expected float16 or float32")
     program = with_softmax_sums(program)
     maker = _Planner(program, operators)
     once = weight_only(program)
