@@ -79,8 +79,8 @@ def test_faster_derived_plans_are_proved_kept_and_saved(device: Device, tmp_path
     assert fast.is_correct and not fast.interrupted
     assert [(part.is_derived, part.certificate) for part in fast.parts] == [(True, "proved")] * 3 + [(False, "proved")]
     # Three products of 10 ms are convolutions of 1 ms now; generated kernels take as long.
-    assert fast.seconds == {"library": pytest.approx(0.033), "plan": pytest.approx(0.007)}
-    assert fast.speedup == pytest.approx(33 / 7)
+    assert fast.seconds == {"library": pytest.approx(0.031), "plan": pytest.approx(0.007)}
+    assert fast.speedup == pytest.approx(31 / 7)
     assert len(fast.records) == 2  # of equal parts there is one
     for record in fast.records.values():
         assert record["certificate"]["kind"] == "proved" and record["steps"]

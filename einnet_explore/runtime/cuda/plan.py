@@ -1,9 +1,9 @@
 """GPU plans, made without a device: cuBLAS for matrix products, cuDNN for convolutions, generated kernels.
 
-A view costs nothing: its readers read its source.  Softmax-weighted sums (attention to all keys or to a window) become
-one equation each, where no library runs a part of them.  Every other equation that no library runs is one kernel:
-packed element-wise, a copy along the result or through transpose tiles, a softmax-weighted sum in one pass, a tiled
-contraction, else a fused reduction.
+A view costs nothing: its readers read its source.  A bias and ReLU after a product are its epilogue.  Softmax-weighted
+sums (attention to all keys or to a window) become one equation each, where no library runs a part of them.  Every other
+equation that no library runs is one kernel: packed element-wise, a copy along the result or through transpose tiles, a
+softmax-weighted sum in one pass, a tiled contraction, else a fused reduction.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.lib.stride_tricks import as_strided
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.online_softmax import match_online_softmax
-from einnet_explore.analysis.products import match_matrix_product
+from einnet_explore.analysis.products import TensorContraction, match_matrix_product
 from einnet_explore.codegen import elementwise
 from einnet_explore.codegen.copies import copy_kernel
 from einnet_explore.codegen.elementwise import build_functor
@@ -37,6 +37,7 @@ from einnet_explore.ir import EOPERATOR, VIEW, Apply, Equation, Program, Scope, 
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator, onnx_node
 from einnet_explore.rules import ONE_PASS_GENERATION, ROW_GENERATION, VARIABLE_SUBSTITUTION, Derivation
+from einnet_explore.runtime.cuda.epilogues import EpilogueChain, epilogue_chains
 from einnet_explore.runtime.cuda.steps import Convolution, CudaLaunch, CudaPlan, CudaProduct, Shape, Step, View
 from einnet_explore.runtime.fused import split_operations
 from einnet_explore.runtime.matrix_products import matrices
@@ -66,12 +67,11 @@ def cuda_plan(program: Program, operators: Sequence[Operator] = OPERATORS) -> Cu
         raise BackendError(f"{unknown.name} is bfloat16: NumPy has no such type; expected float16 or float32")
     program = with_softmax_sums(program)
     maker = _Planner(program, operators)
-    once = weight_only(program)
     early, late = list[Step](), list[Step]()
     for equation in program.equations:
-        if equation.name in once:
+        if equation.name in maker.once:
             early += maker.steps(equation)
-        else:
+        elif equation.name not in maker.stored_by_products:
             late += maker.steps_in_groups(equation)
     late += maker.close_group()
     return CudaPlan(
@@ -132,6 +132,9 @@ class _Planner:
             for tensor in tensors(equation.scope):
                 self.readers.setdefault(tensor.name, set()).add(equation.name)
         self.group: tuple[Equation, ...] = ()
+        self.equations = {e.name: e for e in program.equations}
+        self.once = weight_only(program)
+        self.stored_by_products: set[str] = set()
 
     def steps_in_groups(self, equation: Equation) -> tuple[Step, ...]:
         """The steps that *equation* completes: one that no library runs waits for readers that join its kernel."""
@@ -139,13 +142,15 @@ class _Planner:
         waits = any(e.name in reads for e in self.group)
         seen = self._seen(equation)
         if (equation.via is not None and equation.via.operator != EOPERATOR) or _is_contraction(seen.scope):
+            waits |= any(e.name in self._read_by_epilogues(equation) for e in self.group)
             return (*(self.close_group() if waits else ()), *self.steps(equation))
         rounded = any(e.name in reads and _unrounded(e) != e.scope for e in self.group)
         if waits and not rounded and self._is_one_kernel((*self.group, seen)):
             self.group = (*self.group, seen)
             return ()
         done = self.close_group()
-        self.group = (seen,)
+        if equation.name not in self.stored_by_products:
+            self.group = (seen,)
         return done
 
     def close_group(self) -> tuple[Step, ...]:
@@ -212,16 +217,40 @@ class _Planner:
         factors = {self.dtypes.get(t.name, DTYPE) for t in tensors(equation.scope)}
         if len(factors) > 1 or not factors <= {DTYPE, "float16"} or equation.tensor.dtype not in (*factors, DTYPE):
             return None
-        held = [self.places[a.source.name] for a in (found.left, found.right) if isinstance(a.source, Tensor)]
-        out = self.places[equation.name]
-        left, right, result = (np.empty(prod(self.buffers[p.name]), np.uint8) for p in (*held, out))
+        if equation.name not in self.once:
+            for chain in self._epilogues(equation):
+                last = chain.equations[-1]
+                out = _whole_view(last.name, equation.scope.shape)
+                step = self._product_to(found, out)
+                after = step and chain.epilogue(self.places, step.out)
+                if step and after and self._is_of_type(after.bias, equation.tensor.dtype):
+                    del self.buffers[equation.name], self.places[equation.name]
+                    self.dtypes.pop(equation.name, None)
+                    self._allocate(last)
+                    self.stored_by_products |= {e.name for e in chain.equations}
+                    return replace(step, epilogue=after)
+        return self._product_to(found, self.places[equation.name])
+
+    def _epilogues(self, equation: Equation) -> tuple[EpilogueChain, ...]:
+        return epilogue_chains(equation, self.readers, self.equations, self.outputs)
+
+    def _read_by_epilogues(self, equation: Equation) -> set[str]:
+        return {t.name for chain in self._epilogues(equation) for e in chain.equations for t in tensors(e.scope)}
+
+    def _is_of_type(self, bias: View | None, dtype: str) -> bool:
+        return bias is None or self.dtypes.get(bias.name, DTYPE) == dtype
+
+    def _product_to(self, product: TensorContraction, out: View) -> CudaProduct | None:
+        held = [self.places[a.source.name] for a in (product.left, product.right) if isinstance(a.source, Tensor)]
+        sizes = (*(prod(self.buffers[p.name]) for p in held), prod(out.shape))
+        left, right, result = (np.empty(size, np.uint8) for size in sizes)
         shown = [_shown(a, p) for a, p in zip((left, right, result), (*held, out), strict=True)]
-        made = matrices(found, *shown)
+        made = matrices(product, *shown)
         if made is None:
             return None
         # The product may come transposed: then left and right have changed places.
-        first, second, product = (_view_in(v, ((left, held[0]), (right, held[1]), (result, out))) for v in made)
-        return CudaProduct(product, first, second)
+        first, second, found = (_view_in(v, ((left, held[0]), (right, held[1]), (result, out))) for v in made)
+        return CudaProduct(found, first, second)
 
     def _convolution(self, equation: Equation) -> Convolution | None:
         node = onnx_node(equation.via, self.operators)

@@ -40,12 +40,24 @@ class CudaLaunch:
 
 
 @dataclass(frozen=True, slots=True)
+class Epilogue:
+    """What a product's elements go through before they are stored: plus *bias*, an element a column; then ReLU."""
+
+    bias: View | None = None
+    relu: bool = False
+
+
+NO_EPILOGUE = Epilogue()
+
+
+@dataclass(frozen=True, slots=True)
 class CudaProduct:
-    """*out* = *left* @ *right*, batched; run by cuBLAS."""
+    """*out* = *epilogue* (*left* @ *right*), batched; run by cuBLAS."""
 
     out: View
     left: View
     right: View
+    epilogue: Epilogue = NO_EPILOGUE
     op: str = "product"
 
     @property
@@ -160,7 +172,9 @@ def _step(step: Mapping[str, object]) -> Step:
             return CudaLaunch(str(step["entry"]), str(step["text"]), (x, y, z), (across, down, deep), arguments)
         case "product":
             out, left, right = (_view(as_object(step[key])) for key in ("out", "left", "right"))
-            return CudaProduct(out, left, right)
+            after = as_object(step["epilogue"])
+            bias = None if after["bias"] is None else _view(as_object(after["bias"]))
+            return CudaProduct(out, left, right, Epilogue(bias, bool(after["relu"])))
         case "convolution":
             out, data, weights = (_view(as_object(step[key])) for key in ("out", "data", "weights"))
             strides, dilations, pads = (as_integers(step[key]) for key in ("strides", "dilations", "pads"))
