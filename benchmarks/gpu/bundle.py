@@ -7,7 +7,7 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from math import prod
 from pathlib import Path
@@ -70,7 +70,8 @@ def write(
             files[f"data/kernels/{name}.{architecture}.cubin"] = made.code
             if made.resources is not None:
                 took = manifest["resources"].setdefault(name, {"entry": step.entry})
-                took[architecture] = asdict(made.resources) | {"blocks": made.resources.blocks(prod(step.block))}
+                full = replace(made.resources, shared=made.resources.shared + step.shared)
+                took[architecture] = asdict(full) | {"blocks": full.blocks(prod(step.block))}
     held = io.BytesIO()
     np.savez_compressed(held, **arrays)
     files["data/arrays.npz"] = held.getvalue()

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
+from types import MappingProxyType
 
 from einnet_explore.codegen.language.dialects import (
     ASYNC_COPY_SOURCE,
@@ -341,6 +342,13 @@ def entry_name(kernel: Kernel) -> str:
 
 
 class _Printer(MemoryPrinter):
+    dynamic: Mapping[Array, int] = MappingProxyType({})
+    """Arrays in the shared memory that a launch gives, by their first byte."""
+
+    @property
+    def shared_memory(self) -> str:
+        return self._fresh_name("shared memory")
+
     def kernel(self, kernel: Kernel) -> str:
         name = self.names.of(kernel.name)
         params = [self._parameter(p) for p in kernel.params]
@@ -355,12 +363,16 @@ class _Printer(MemoryPrinter):
             params += ["int grid_x", "int grid_y", "int grid_z", "int threads"]
             head = f"void {name}({_wrap_parameters(params)})"
         else:
+            if self.dialect is CUDA and kernel.dynamic_shared_bytes:
+                self.dynamic = kernel.shared_places
             body = [f"    {line}" for line in self._lines(kernel.body)]
+            if self.dynamic:
+                body.insert(0, f"    extern __shared__ __align__({PACK_BYTES}) unsigned char {self.shared_memory}[];")
             x, y, z = kernel.block
             # Without a number of blocks the assembler saves registers for more of them than are of use, and spills.
             shared = max(1, RESIDENT_SHARED_BYTES // (kernel.shared_bytes + BLOCK_SHARED_BYTES))
             blocks = min(max(1, MIN_RESIDENT_THREADS // kernel.threads), MAX_RESIDENT_BLOCKS, shared)
-            bounds = f"__launch_bounds__({kernel.threads}, {blocks})"
+            bounds = f"__launch_bounds__({kernel.threads}, {kernel.resident or blocks})"
             size = f"__attribute__((reqd_work_group_size({x}, {y}, {z})))"
             first = f'extern "C" __global__ void {bounds}' if self.dialect is CUDA else f"__kernel {size}\nvoid"
             head = f"{first} {name}({_wrap_parameters(params)})"
@@ -415,6 +427,9 @@ class _Printer(MemoryPrinter):
                 yield f"{self.dialect.spell(var.type)} {self.names.of(var.name)};"
             case Declare(var, Expr() as value):
                 yield f"{self.dialect.spell(var.type)} {self.names.of(var.name)} = {self.expr(value)};"
+            case LocalArray(array) if array in self.dynamic:
+                kind, place = self.dialect.spell(array.kind), f"{self.shared_memory} + {self.dynamic[array]}"
+                yield f"{kind} *const {self.names.of(array.name)} = reinterpret_cast<{kind} *>({place});"
             case LocalArray(array):
                 yield self.local(array)
             case Assign(var, value):

@@ -254,13 +254,17 @@ def map_bodies(statement: Statement, change: Callable[[tuple[Statement, ...]], I
 
 MAX_BLOCK_THREADS, MAX_BLOCK_REGISTERS = 1024, 64 * 1024
 
+MAX_STATIC_SHARED_BYTES = 48 << 10
+"""Shared memory that a kernel for CUDA may declare; more is given at the launch."""
+
 
 @node
 class Kernel(Node):
     """One thread's program, for every thread of a grid of blocks.
 
     *params* are arrays in global memory and scalars, in the order of the arguments. *block* is fixed; *grid* is a
-    default that callers may override. Raises Refused if a block has too many threads.
+    default that callers may override. *resident* blocks at a time should fit a multiprocessor; 0 leaves it to the
+    printer. Raises Refused if a block has too many threads.
     """
 
     name: str
@@ -268,6 +272,7 @@ class Kernel(Node):
     body: tuple[Statement, ...]
     block: tuple[int, int, int] = (1, 1, 1)
     grid: tuple[int, int, int] = (1, 1, 1)
+    resident: int = 0
 
     def __post_init__(self) -> None:
         if min(*self.block, *self.grid) < 1 or prod(self.block) > MAX_BLOCK_THREADS:
@@ -285,13 +290,25 @@ class Kernel(Node):
         return prod(self.block)
 
     @property
+    def shared_places(self) -> Mapping[Array, int]:
+        """The arrays in shared memory, and the byte at which each begins."""
+        places: dict[Array, int] = {}
+        end = 0
+        for s in self.body:
+            if isinstance(s, LocalArray) and s.array.space == "shared":
+                places[s.array] = end
+                end += -(-s.array.size * s.array.kind.size // PACK_BYTES) * PACK_BYTES
+        return places
+
+    @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        return sum(
-            s.array.size * s.array.kind.size
-            for s in self.body
-            if isinstance(s, LocalArray) and s.array.space == "shared"
-        )
+        return max((at + a.size * a.kind.size for a, at in self.shared_places.items()), default=0)
+
+    @property
+    def dynamic_shared_bytes(self) -> int:
+        """Shared memory that a launch on CUDA asks for: all of it, if it is more than a kernel may declare."""
+        return self.shared_bytes if self.shared_bytes > MAX_STATIC_SHARED_BYTES else 0
 
 
 ExpressionRewrite = Callable[[Expr], "Expr | None"]

@@ -26,7 +26,7 @@ from einnet_explore.codegen.fusion.frame import slot_name, slot_sizes
 from einnet_explore.codegen.fusion.gpu import A100_TARGET, estimate_fusion, gpu_layout
 from einnet_explore.codegen.fusion.operations import ValueType, typed_program
 from einnet_explore.codegen.fusion.plan import FusedKernel, fuse_program
-from einnet_explore.codegen.fusion.registers import held_launch
+from einnet_explore.codegen.fusion.registers import MAX_SHARED_BYTES, held_launch
 from einnet_explore.codegen.language.printer import emit, entry_name
 from einnet_explore.codegen.language.statements import Kernel, rewrite_statement
 from einnet_explore.codegen.language.values import F16, F32, Array, Expr, Literal, Var, type_of
@@ -342,18 +342,26 @@ class _Planner:
         return tuple(steps)
 
 
-def one_kernel_plan(program: Program) -> CudaPlan:
-    """Return *program*, which calls no library, as one kernel; raises Refused."""
+def one_kernel_plan(program: Program, shared_bytes: int = MAX_SHARED_BYTES) -> CudaPlan:
+    """Return *program*, which calls no library, as one kernel; raises Refused.
+
+    Its blocks have at most *shared_bytes* of shared memory.
+    """
     buffers = {t.name: t.shape for t in program.inputs}
     buffers |= {e.name: e.scope.shape for e in program.equations if e.name in program.outputs}
-    step = fused_launch(program, buffers)
+    step = fused_launch(program, buffers, shared_bytes=shared_bytes)
     inputs, weights = (tuple(t.name for t in program.inputs if t.weight == is_one) for is_one in (False, True))
     return CudaPlan(buffers, inputs, weights, program.outputs, (step,))
 
 
-def fused_launch(program: Program, buffers: dict[str, Shape], dtypes: dict[str, str] | None = None) -> CudaLaunch:
+def fused_launch(
+    program: Program,
+    buffers: dict[str, Shape],
+    dtypes: dict[str, str] | None = None,
+    shared_bytes: int = MAX_SHARED_BYTES,
+) -> CudaLaunch:
     """A launch of all of *program* as one kernel; adds its temporaries to *buffers* and *dtypes*.  Raises Refused."""
-    flat, kernel = held_launch(_fused(program), {t.name: t.shape for t in program.inputs}, DTYPE)
+    flat, kernel = held_launch(_fused(program), {t.name: t.shape for t in program.inputs}, DTYPE, shared_bytes)
     integers = [p.name for p in kernel.params if isinstance(p, Var) and p.kind.integer]
     kernel = specialise(kernel, {name: int(flat.numbers[name]) for name in integers})
     label = program.outputs[0]
@@ -413,7 +421,8 @@ def kernel_launch(kernel: Kernel, given: Sequence[str | float], grid: tuple[int,
                 typed.append((g, kind.dtype.name))
             case _:
                 raise BackendError(f"kernel {kernel.name}: {p!r} is given {g!r}")
-    return CudaLaunch(entry_name(kernel), emit(kernel, "cuda"), grid, kernel.block, tuple(typed))
+    shared = kernel.dynamic_shared_bytes
+    return CudaLaunch(entry_name(kernel), emit(kernel, "cuda"), grid, kernel.block, tuple(typed), shared)
 
 
 def _is_contraction(scope: Scope) -> bool:

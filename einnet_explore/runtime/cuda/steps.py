@@ -29,13 +29,17 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class CudaLaunch:
-    """One kernel: CUDA C *text* that defines *entry*, and its arguments: buffers by name, typed numbers."""
+    """One kernel: CUDA C *text* that defines *entry*, and its arguments: buffers by name, typed numbers.
+
+    *shared* bytes of shared memory are given at the launch, in addition to what the text declares.
+    """
 
     entry: str
     text: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     arguments: tuple[str | tuple[float, str], ...]
+    shared: int = 0
     op: str = "launch"
 
 
@@ -169,7 +173,8 @@ def _step(step: Mapping[str, object]) -> Step:
             x, y, z = as_integers(step["grid"])
             across, down, deep = as_integers(step["block"])
             arguments = tuple(_argument(a) for a in as_items(step["arguments"]))
-            return CudaLaunch(str(step["entry"]), str(step["text"]), (x, y, z), (across, down, deep), arguments)
+            grid, block, shared = (x, y, z), (across, down, deep), as_integer(step["shared"])
+            return CudaLaunch(str(step["entry"]), str(step["text"]), grid, block, arguments, shared)
         case "product":
             out, left, right = (_view(as_object(step[key])) for key in ("out", "left", "right"))
             after = as_object(step["epilogue"])
