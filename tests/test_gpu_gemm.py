@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.gpu import cases
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import VIEW, Instance
 from einnet_explore.runtime.cuda import convolutions, device, execution
@@ -292,6 +293,7 @@ BIASED = """
 @pytest.mark.parametrize(
     ("after", "steps", "relu"),
     [
+        ("Y[i:6, j:12] = float16(relu(P[i, j]) )", 2, False),  # factors of float32 have a result of float32
         ("Y[i:6, j:12] = relu(b[j] + P[i, j])", 1, True),
         ("Q[i:6, j:12] = P[i, j] + b[j]\nY[i:6, j:12] = maximum(Q[i, j], 0)", 1, True),
         ("V[i:6, x:3, y:4] = P[i, 4*x + y]\nY[i:6, x:3, y:4] = V[i, x, y] + b[4*x + y]", 1, False),
@@ -319,6 +321,19 @@ def test_bias_and_relu_are_the_epilogue_of_the_product_that_they_alone_read(
     whole = compose_plans([(plan, {"A": "A", "Y": "Y"})], {"A": (6, 5)}, ["Y"])
     for made, own in ((plan, feeds), (whole, {"A": feeds["A"], "0: K": feeds["K"], "0: b": feeds["b"]})):
         assert (on_cpu(made, own, kernels)["Y"] == evaluate(program, feeds)["Y"]).all()
+
+
+def test_epilogues_in_half_precision_are_rounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = record_kernels(monkeypatch)
+    plan = cases.product(6, 5, 12, "float16").plans["ours"]
+    (step,) = plan.steps
+    assert isinstance(step, CudaProduct) and step.epilogue.bias and step.epilogue.relu
+    assert set(plan.dtypes) == set(plan.buffers) == {"A", "W", "b", "Y"}
+    random = np.random.default_rng(0)
+    a, w, b = (random.standard_normal(plan.buffers[n]).astype(np.float16) for n in "AWb")
+    got = on_cpu(plan, {"A": a, "W": w, "b": b}, kernels)["Y"]
+    want = np.maximum(a.astype(np.float64) @ w + b, 0)
+    assert got.dtype == np.float16 and abs(got - want).max() <= plan.agreement * want.max()
 
 
 def test_short_calls_are_timed_in_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:

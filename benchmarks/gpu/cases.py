@@ -115,12 +115,35 @@ REDUCTIONS: Mapping[str, Callable[..., Program]] = {
 }
 
 
+HOPPER_SHARED_BYTES = 227 << 10
+"""Shared memory that a block may have from sm_90 on."""
+
+
 def reduction(name: str, *shape: int) -> Case:
     """Softmax or a normalisation: one kernel, a kernel an operation; at least, elements are read and written once."""
     program = REDUCTIONS[name](*shape)
     plans = {"fused": one_kernel_plan(program), "unfused": unfused(program)}
+    larger = one_kernel_plan(program, HOPPER_SHARED_BYTES)
+    if larger.steps != plans["fused"].steps:
+        plans[f"fused, {HOPPER_SHARED_BYTES >> 10} KiB shared"] = larger
     label = f"{name} {'x'.join(map(str, shape))}"
     return Case(label, "reduction", plans, 8 * prod(shape), settings={"what": name, "shape": list(shape)})
+
+
+def product(rows: int, depth: int, columns: int, dtype: str) -> Case:
+    """A linear layer with its bias and ReLU, which are the epilogue of one library call; tensors of *dtype*."""
+    program = parse(f"""
+        tensor A[{rows}, {depth}] {dtype}
+        tensor W[{depth}, {columns}] {dtype}
+        tensor b[{columns}] {dtype}
+        P[i:{rows}, j:{columns}] = sum[k:{depth}] A[i, k] * W[k, j]
+        Y[i:{rows}, j:{columns}] = {dtype}(relu(P[i, j] + b[j]))""")
+    apart = replace(program, outputs=("P", "Y"))
+    plans = {"ours": cuda_plan(program), "without epilogue": replace(cuda_plan(apart), outputs=("Y",))}
+    size = 2 if dtype == "float16" else 4
+    nbytes = size * (rows * depth + depth * columns + columns + rows * columns)
+    label = f"linear layer with ReLU, {dtype} {rows}x{depth}x{columns}"
+    return Case(label, "product", plans, nbytes, 2 * rows * depth * columns)
 
 
 def band(rows: int, half: int) -> Case:

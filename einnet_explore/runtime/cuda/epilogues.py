@@ -17,6 +17,8 @@ from einnet_explore.runtime.cuda.steps import Epilogue, View
 class EpilogueChain:
     """*equations* that read nothing but a product, or one another, and a vector: the product stores the last one.
 
+    The last one may be rounded to half precision.
+
     *bias* is its read, at the traversals of *scope*.
     """
 
@@ -76,14 +78,19 @@ def _longer(chain: EpilogueChain, last: Equation, equation: Equation) -> Epilogu
     if equation.via is not None and equation.via.operator == VIEW:
         same = view_strides(scope) == (0, row_major_strides(scope.shape))
         return EpilogueChain(done, chain.bias, chain.scope, chain.relu) if same else None
-    if scope.summations or scope.domain or scope.box != last.scope.box or chain.relu:
+    if scope.summations or scope.domain or scope.box != last.scope.box or chain.relu or last.tensor.dtype == "float16":
         return None
     own = tuple(map(as_index, scope.traversals))
     reads = [a for a in accesses(scope.body) if isinstance(a.source, Tensor) and a.source.name == last.name]
-    if len(reads) != 1 or reads[0].index != own or last.tensor.dtype != equation.tensor.dtype:
+    if len(reads) != 1 or reads[0].index != own:
         return None
-    inside = _of_relu(scope.body)
-    match [t for t in terms(inside or scope.body) if t != reads[0]]:
+    match scope.body:
+        case Apply("float16", (body,)):  # the store rounds
+            pass
+        case body:
+            pass
+    inside = _of_relu(body)
+    match [t for t in terms(inside or body) if t != reads[0]]:
         case []:
             return EpilogueChain(done, chain.bias, chain.scope, inside is not None)
         case [Access() as bias] if chain.bias is None:

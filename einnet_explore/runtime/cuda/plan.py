@@ -223,7 +223,8 @@ class _Planner:
                 out = _whole_view(last.name, equation.scope.shape)
                 step = self._product_to(found, out)
                 after = step and chain.epilogue(self.places, step.out)
-                if step and after and self._is_of_type(after.bias, equation.tensor.dtype):
+                dtype = last.tensor.dtype
+                if step and after and dtype in (*factors, DTYPE) and self._is_of_type(after.bias, dtype):
                     del self.buffers[equation.name], self.places[equation.name]
                     self.dtypes.pop(equation.name, None)
                     self._allocate(last)
