@@ -27,7 +27,6 @@ import einnet_explore as ee
 from benchmarks.gpu import bundle, cases, whole
 from benchmarks.gpu import run as runner
 from benchmarks.gpu.__main__ import main as gpu
-from benchmarks.gpu.profile import convert
 from einnet_evaluation.operator_cases import derive, table3_cases
 from einnet_explore.cli import main
 from einnet_explore.cost import CPU_DEFAULT, program_seconds
@@ -45,6 +44,7 @@ from einnet_explore.runtime.profile_store import (
     record_rates,
     recorded_key,
 )
+from einnet_explore.session.candidate_benchmark import bench
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.options import Options
 from einnet_explore.support.errors import BackendError
@@ -546,12 +546,22 @@ def test_results_become_a_profile(tmp_path: Path) -> None:
     profiles = {str(n): {"key": key, "seconds": 0.5} for n, key in enumerate(keys)} | {"x": {"failure": "none"}}
     results = {"device": device, "ceilings": {"all": {"rates": RATED}}, "profiles": profiles}
     (tmp_path / "r.json").write_text(json.dumps(results))
-    assert convert(tmp_path / "r.json", tmp_path / "p.sqlite").endswith("(driver 1 runtime 2 cupy 0)")
-    seconds, how = device_cost(f"profile:{tmp_path / 'p.sqlite'}")(candidate.program)
+    held = load_recorded_profile(str(tmp_path / "r.json"))
+    assert (held.device, held.library, len(held.times)) == ("CUDA Synthetic", "driver 1 runtime 2 cupy 0", len(keys))
+    seconds, how = device_cost(f"profile:{tmp_path / 'r.json'}")(candidate.program)
     assert (seconds, how) == (pytest.approx(0.5 * len(keys)), "measured")
     assert set(RATES) <= set(RATED)
-    (tmp_path / "r.json").write_text("{}")
-    assert gpu(["profile", str(tmp_path / "r.json"), str(tmp_path / "q.sqlite")]) == 2
+    for wrong in ("{}", "[]", "{", json.dumps({**results, "ceilings": {"all": {"rates": {}}}})):
+        (tmp_path / "r.json").write_text(wrong)
+        with pytest.raises(ValueError, match=r"r\.json: found no complete results of a GPU"):
+            device_cost(f"profile:{tmp_path / 'r.json'}")
+
+
+def test_candidates_are_estimated_for_the_recorded_gpu() -> None:
+    program = parse("tensor A[64, 64]\ntensor B[64, 64]\nY[i:64, j:64] = sum[k:64] A[i, k] * B[k, j]")
+    recorded = Path(bundle.__file__).parents[1] / "history" / "gpu-h200.json"
+    (found,) = bench({"start": program}, device=f"profile:{recorded}")
+    assert found.device == "CUDA NVIDIA H200" and 1e-6 < found.samples["start"][0] < 1e-3
 
 
 def _candidates(program: Program) -> list[Any]:

@@ -1,9 +1,9 @@
-"""``python -m benchmarks.gpu bundle OUT.zip | run | session | profile RESULTS.json OUT.sqlite``; see decision 0026.
+"""``python -m benchmarks.gpu bundle OUT.zip | run | session``; see ``docs/decisions/0026``.
 
 ``bundle`` needs this package, but no GPU.  ``run``, in the unpacked bundle, needs a GPU, CuPy and NumPy only (torch for
 comparisons with torch); it resumes after an interrupt, and repeats failed measurements.  ``session`` is a call of it on
 a machine that is lent for minutes: results, logs and plans in one folder; with ``--live`` it runs ``optimize --device
-cuda`` there.  ``profile`` converts results to a profile for ``einnet-explore derive --device profile:OUT.sqlite``.
+cuda`` there.  Results are a profile for searches elsewhere: ``einnet-explore derive --device profile:RESULTS.json``.
 """
 
 from __future__ import annotations
@@ -36,9 +36,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                          help="the first that is there is gone on from; all are updated")  # fmt: skip
     session.add_argument("--live", action="store_true", help="optimise the bundle's model on this machine instead")
     session.add_argument("--data", type=Path, default=Path("data"), help="data folder of the bundle (default: data)")
-    profile = commands.add_parser("profile", help="convert results to a profile for searches")
-    profile.add_argument("results", type=Path, metavar="RESULTS.json")
-    profile.add_argument("out", type=Path, metavar="OUT.sqlite")
     given = parser.parse_args(argv)
     try:
         match given.command:
@@ -56,18 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 from benchmarks.gpu.run import run as measure
 
                 return measure(given.data, given.out, given.seconds, given.only)
-            case "session":
+            case _:
                 from benchmarks.gpu.session import measure as measure_on
                 from benchmarks.gpu.session import optimise
 
                 if given.live:
                     return optimise(given.data, given.out, given.seconds)
                 return measure_on(given.data, given.out, given.seconds, given.earlier)
-            case _:
-                from benchmarks.gpu.profile import convert
-
-                print(convert(given.results, given.out))
-                return 0
     except ModuleNotFoundError as error:
         print(f"error: missing {error.name}, which {given.command} needs: pip install {error.name}", file=sys.stderr)
         return 2
