@@ -29,7 +29,9 @@ def baselines(kind: str, settings: Mapping[str, Any], cp: Any, torch: Any | None
         case "pointwise":
             found = _pointwise(settings["what"], cp, torch)
         case "product":
-            found = {} if torch is None else {"torch": _in_torch(torch, _torch_call(kind, settings, torch))}
+            found = {}
+            if torch is not None and settings["what"] != "band":
+                found["torch"] = _in_torch(torch, _torch_call(kind, settings, torch))
         case "reduction":
             found = _batch_norm(cp) if settings["what"] == "batch norm" else {}
             if torch is not None:
@@ -115,7 +117,7 @@ def compiled_baselines(kind: str, settings: Mapping[str, Any], torch: Any) -> Ma
     torch.compiler.reset()  # as for models
     if kind == "band":
         return _flex_attention(settings, torch)
-    if kind not in ("cast", "pointwise", "reduction", "product"):
+    if kind not in ("cast", "pointwise", "reduction", "product") or settings.get("what") == "band":
         return {}
     call = _torch_call(kind, settings, torch)
     return {"torch.compile": _in_torch(torch, torch.compile(call, mode=COMPILE_MODE, dynamic=False))}
@@ -173,6 +175,8 @@ def _torch_call(kind: str, settings: Mapping[str, Any], torch: Any) -> Callable[
     match kind, settings.get("what"):
         case "cast", _:
             return lambda t: t["x"].to(torch.float16)
+        case "product", "convolution":
+            return lambda t: f.silu(f.conv2d(t["A"], t["W"], t["b"], padding=1))
         case "product", _:
             return lambda t: f.relu(torch.addmm(t["b"], t["A"], t["W"]))
         case "reduction", "softmax":

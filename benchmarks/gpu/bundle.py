@@ -176,6 +176,8 @@ def measured(quick: bool) -> Iterable[cases.Case]:
     for sizes in ((64, 32, 48),) if quick else LAYERS:
         for dtype in ("float32", "float16"):
             yield cases.product(*sizes, dtype)
+    yield cases.half_convolution(*(1, 8, 9, 24) if quick else (16, 256, 56, 256))
+    yield cases.half_band(*(2, 40, 16, 4, 2) if quick else (8, 4096, 64, 128, 4))
     for name in cases.MOVING:
         yield cases.moving(name, *((33, 47) if quick else (4096, 4096) if name != "NCHW to NHWC" else (256, 64)))
 

@@ -19,6 +19,7 @@ from einnet_explore.codegen.language.dialects import (
     ASYNC_COPY_SOURCE,
     CUDA,
     DIALECTS,
+    FRAGMENT_SOURCE,
     OPENCL,
     PREFETCH_SOURCE,
     C,
@@ -33,6 +34,7 @@ from einnet_explore.codegen.language.statements import (
     Copy,
     Declare,
     For,
+    FragmentProduct,
     If,
     Kernel,
     LoadPair,
@@ -49,6 +51,7 @@ from einnet_explore.codegen.language.statements import (
     check_kernel,
     counted_loop,
     declared_names,
+    fragment_loops,
     has_barrier,
     integer_constant,
     is_uniform,
@@ -333,7 +336,17 @@ def emit(kernel: Kernel, dialect: str) -> str:
     if dialect not in DIALECTS:
         raise Refused(f"dialect {dialect!r}: expected one of {', '.join(DIALECTS)}")
     check_kernel(kernel)
+    if DIALECTS[dialect] is not CUDA:
+        kernel = replace(kernel, body=tuple(_without_fragments(kernel.body)))
     return _Printer(DIALECTS[dialect]).kernel(kernel)
+
+
+def _without_fragments(body: Iterable[Statement]) -> Iterable[Statement]:
+    for s in body:
+        if isinstance(s, FragmentProduct):
+            yield from fragment_loops(s)
+        else:
+            yield map_bodies(s, _without_fragments)
 
 
 def entry_name(kernel: Kernel) -> str:
@@ -395,6 +408,8 @@ class _Printer(MemoryPrinter):
                 yield f"typedef {word} pack_{size};"
             if any(isinstance(s, Copy) and s.asynchronous for s in all_statements(kernel.body)):
                 yield ASYNC_COPY_SOURCE
+            if any(isinstance(s, FragmentProduct) for s in all_statements(kernel.body)):
+                yield FRAGMENT_SOURCE
 
     def _loop_over_blocks(self, kernel: Kernel) -> Iterable[str]:
         yield "    const long long groups = (long long)grid_x * grid_y * grid_z;"
@@ -444,6 +459,9 @@ class _Printer(MemoryPrinter):
                 yield from self.store_pair(array, index, left, right)
             case PairOperation():
                 yield from self.pair_operation(s)
+            case FragmentProduct(sums, at, left, left_at, left_stride, right, right_at, right_stride):
+                places = [self.place(*pair) for pair in ((sums, at), (left, left_at), (right, right_at))]
+                yield f"multiply_fragments({places[0]}, {places[1]}, {left_stride}, {places[2]}, {right_stride});"
             case StoreTransposed() if self.dialect is C:
                 yield self.store_transposed(s)
             case StoreTransposed():

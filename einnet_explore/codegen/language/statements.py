@@ -28,6 +28,8 @@ from einnet_explore.codegen.language.values import (
     Type,
     Unary,
     Var,
+    binary_operation,
+    cast,
 )
 from einnet_explore.ir.node import Node, node
 from einnet_explore.support.errors import Refused
@@ -147,6 +149,53 @@ class StoreTransposed(Node):
     streamed: bool = False
 
 
+WARP_THREADS = 32
+"""Threads of an NVIDIA GPU that run together."""
+
+FRAGMENT_ROWS, FRAGMENT_COLUMNS, FRAGMENT_DEPTH = 16, 8, 16
+"""Extents of a product of tensor cores: ``mma.m16n8k16``."""
+
+
+@node
+class FragmentProduct(Node):
+    r"""Add a thread's part of a 16x8 product of halves, of depth 16, to its four *sums* in float32.
+
+    .. math::  C_{rc} \mathrel{+}= \sum_{k < 16} left[left\_at + r \cdot left\_stride + k] \cdot
+               right[right\_at + c \cdot right\_stride + k]
+
+    Thread :math:`l` of a warp has the elements of ``fragment_places``: rows :math:`l / 4` and 8 more, columns
+    :math:`2 (l \bmod 4)` and 1 more.  All threads of a warp execute it, with the same addresses, which are even; on
+    GPUs from sm_80 on it is one instruction of a tensor core.
+    """
+
+    sums: Array
+    at: Expr
+    left: Array
+    left_at: Expr
+    left_stride: int
+    right: Array
+    right_at: Expr
+    right_stride: int
+
+
+def fragment_places(lane: Expr) -> tuple[tuple[Expr, Expr], ...]:
+    """Return the (row, column) of each of the four sums that the thread *lane* of a warp has."""
+    row, column = binary_operation("/", lane, 4), binary_operation("%", lane, 4) * 2
+    return tuple((row + 8 * (n // 2), column + n % 2) for n in range(4))
+
+
+def fragment_loops(s: FragmentProduct) -> tuple[Statement, ...]:
+    """Return *s* as loops of this thread alone: its definition, for what has no tensor cores."""
+    k = Var(":fragment depth")
+    out: list[Statement] = []
+    for n, (row, column) in enumerate(fragment_places(binary_operation("%", LaunchIndex("thread"), WARP_THREADS))):
+        left = cast(F32, Load(s.left, s.left_at + row * s.left_stride + k))
+        right = cast(F32, Load(s.right, s.right_at + column * s.right_stride + k))
+        added = Store(s.sums, s.at + n, Load(s.sums, s.at + n) + left * right)
+        out.append(counted_loop(k, FRAGMENT_DEPTH, added))
+    return tuple(out)
+
+
 @node
 class Prefetch(Node):
     """A hint that the line of *array* with *index*, which may be outside, is read or written soon."""
@@ -210,6 +259,7 @@ Statement: TypeAlias = (
     | StorePair
     | PairOperation
     | StoreTransposed
+    | FragmentProduct
     | Prefetch
     | For
     | If
@@ -388,6 +438,8 @@ def own_expressions(statement: Statement) -> tuple[Expr, ...]:
             return (index,)
         case StorePair(_, index, left, right):
             return index, left, right
+        case FragmentProduct(at=at, left_at=left_at, right_at=right_at):
+            return at, left_at, right_at
         case For(_, start, stop, step):
             return start, stop, step
         case If(condition):
@@ -416,6 +468,8 @@ def rewrite_statement(statement: Statement, to: ExpressionRewrite) -> Statement:
             return replace(s, index=change(index))
         case StoreTransposed(write=write):
             return replace(s, write=change(write))
+        case FragmentProduct(at=at, left_at=left_at, right_at=right_at):
+            return replace(s, at=change(at), left_at=change(left_at), right_at=change(right_at))
         case StorePair(array, index, left, right):
             return StorePair(array, change(index), change(left), change(right))
         case For(_, start, stop, step):
@@ -437,6 +491,8 @@ def accessed_arrays(statement: Statement) -> tuple[Array, ...]:
             own = (target, tile)
         case PairOperation(_, target, _, left, right):
             own = (target, left, right)
+        case FragmentProduct(sums=sums, left=left, right=right):
+            own = (sums, left, right)
         case _:
             own = ()
     read = (e.array for x in own_expressions(statement) for e in walk_expression(x) if isinstance(e, Load))
@@ -447,6 +503,8 @@ def written_array(statement: Statement) -> Array | None:
     """Return the array that *statement* itself writes, or None."""
     match statement:
         case Store(array) | StorePair(array) | Copy(array) | StoreTransposed(array) | PairOperation(_, array):
+            return array
+        case FragmentProduct(array):
             return array
         case _:
             return None
@@ -570,6 +628,9 @@ def _check_body(body: Iterable[Statement], scope: _Scope) -> None:
         if has_barrier(s):
             for e in (e for e in own_expressions(s) if not here.alike(e)):
                 raise Refused(f"a barrier under {_describe_value(e)}, which may differ between threads of a block")
+        elif nested_bodies(s) and any(isinstance(inner, FragmentProduct) for inner in all_statements((s,))):
+            for e in (e for e in own_expressions(s) if not here.alike(e)):
+                raise Refused(f"a product of a warp under {_describe_value(e)}, which may differ between its threads")
         match s:
             case Declare(var, Expr() as value) if var.name not in scope.changing and here.alike(value):
                 alike.add(var.name)
@@ -644,6 +705,19 @@ def _check_transfer(s: Statement, known: dict[str, Array | Var]) -> None:
             if {target.kind, left.kind, right.kind} != {F16} or op not in ("+", "-", "*"):
                 raise Refused(f"{op} of pairs of {left.kind!r} and {right.kind!r} into {target.kind!r}")
             _check_index(target, index)
+        case FragmentProduct(sums, at, left, left_at, left_stride, right, right_at, right_stride):
+            if (sums.space, sums.kind) != ("private", F32) or {(a.space, a.kind) for a in (left, right)} != {
+                ("shared", F16)
+            }:
+                found = f"{left.space} {left.kind!r} and {right.space} {right.kind!r}"
+                raise Refused(
+                    f"fragments of {found} are added to {sums.space} {sums.kind!r}: expected shared float16, private "
+                    "float32"
+                )
+            if left_stride % 2 or right_stride % 2:
+                raise Refused(f"fragments have rows {left_stride} and {right_stride} apart: expected even numbers")
+            for array, index in ((sums, at), (left, left_at), (right, right_at)):
+                _check_index(array, index)
         case StoreTransposed(target, write, stride, tile, side):
             private = tile.space == "private" and tile.kind == target.kind and tile.size == side * side
             if side not in TILE_SIDES or not private or stride < side or target.kind.size not in WORD_TYPES:

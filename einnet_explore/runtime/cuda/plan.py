@@ -3,7 +3,7 @@
 A view costs nothing: its readers read its source.  A bias and ReLU after a product are its epilogue.  Softmax-weighted
 sums (attention to all keys or to a window) become one equation each, where no library runs a part of them.  Every other
 equation that no library runs is one kernel: packed element-wise, a copy along the result or through transpose tiles, a
-softmax-weighted sum in one pass, a tiled contraction, else a fused reduction.
+softmax-weighted sum in one pass, a tiled contraction, a product of halves on tensor cores, else a fused reduction.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
+from einnet_explore.analysis.indices import is_inside_box, substitute
 from einnet_explore.analysis.online_softmax import match_online_softmax
 from einnet_explore.analysis.products import TensorContraction, match_matrix_product
 from einnet_explore.codegen import elementwise
@@ -32,8 +33,23 @@ from einnet_explore.codegen.language.statements import Kernel, rewrite_statement
 from einnet_explore.codegen.language.values import F16, F32, Array, Expr, Literal, Var, type_of
 from einnet_explore.codegen.rows.online_gpu import online_kernel
 from einnet_explore.codegen.tiling.cost import Hardware
+from einnet_explore.codegen.tiling.fragments import fragment_contraction
 from einnet_explore.codegen.tiling.kernel import tile_contraction
-from einnet_explore.ir import EOPERATOR, VIEW, Apply, Equation, Program, Scope, Tensor, accesses, map_tensors, tensors
+from einnet_explore.ir import (
+    EOPERATOR,
+    VIEW,
+    Access,
+    Apply,
+    Equation,
+    Program,
+    Scalar,
+    Scope,
+    Tensor,
+    accesses,
+    map_accesses,
+    map_tensors,
+    tensors,
+)
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator, onnx_node
 from einnet_explore.rules import ONE_PASS_GENERATION, ROW_GENERATION, VARIABLE_SUBSTITUTION, Derivation
@@ -225,9 +241,7 @@ class _Planner:
                 after = step and chain.epilogue(self.places, step.out)
                 dtype = last.tensor.dtype
                 if step and after and dtype in (*factors, DTYPE) and self._is_of_type(after.bias, dtype):
-                    del self.buffers[equation.name], self.places[equation.name]
-                    self.dtypes.pop(equation.name, None)
-                    self._allocate(last)
+                    self._store_in(equation, last)
                     self.stored_by_products |= {e.name for e in chain.equations}
                     return replace(step, epilogue=after)
         return self._product_to(found, self.places[equation.name])
@@ -287,7 +301,7 @@ class _Planner:
 
     def _kernel(self, equation: Equation) -> tuple[Step, ...]:
         seen = self._seen(equation).scope
-        if (launch_ := _online_launch(Equation(equation.name, seen))) is not None:
+        if (launch_ := _online_launch(Equation(equation.name, seen)) or self._fragments(equation, seen)) is not None:
             return (launch_,)
         whys: list[str] = []
         kinds = {t.name: type_of(t.dtype) for t in (*tensors(seen), equation.tensor)}
@@ -325,6 +339,36 @@ class _Planner:
             return (fused_launch(single, self.buffers, self.dtypes),)
         except Refused as error:
             raise BackendError(f"equation {equation.name}: {'; '.join((*whys, str(error)))}") from None
+
+    def _fragments(self, equation: Equation, seen: Scope) -> CudaLaunch | None:
+        """A product of halves that no library runs, on tensor cores, with all that alone reads it and fits there."""
+        found: CudaLaunch | None = None
+        last, absorbed = equation, list[Equation]()
+        while any(t.dtype == "float16" for t in tensors(seen)):
+            kinds = {t.name: type_of(t.dtype) for t in (*tensors(seen), last.tensor)}
+            if not set(kinds) - {last.name} <= self.places.keys():
+                break
+            try:
+                made = fragment_contraction(_unrounded(last, seen), last.name, kinds)
+            except Refused:
+                break
+            found = kernel_launch(made.kernel, [*(t.name for t in made.inputs), last.name], made.kernel.grid)
+            if absorbed:
+                self._store_in(absorbed[-1], last)
+            readers = self.readers.get(last.name, set())
+            if last.name in self.outputs or len(readers) != 1 or last.tensor.dtype == "float16":
+                break
+            absorbed.append(last)
+            last = self.equations[next(iter(readers))]
+            seen = _with_scope(self._seen(last).scope, absorbed[-1].name, seen)
+        return found
+
+    def _store_in(self, equation: Equation, last: Equation) -> None:
+        """Have the step of *equation* store *last* in its place."""
+        del self.buffers[equation.name], self.places[equation.name]
+        self.dtypes.pop(equation.name, None)
+        self._allocate(last)
+        self.stored_by_products.add(last.name)
 
     def _unfused(self, program: Program) -> tuple[Step, ...]:
         """The steps of each operation of *program*, which has one equation, by itself."""
@@ -424,6 +468,19 @@ def kernel_launch(kernel: Kernel, given: Sequence[str | float], grid: tuple[int,
                 raise BackendError(f"kernel {kernel.name}: {p!r} is given {g!r}")
     shared = kernel.dynamic_shared_bytes
     return CudaLaunch(entry_name(kernel), emit(kernel, "cuda"), grid, kernel.block, tuple(typed), shared)
+
+
+def _with_scope(scope: Scope, name: str, of: Scope) -> Scope:
+    """Return *scope* with *of* in the place of the tensor *name*; element-wise work becomes a part of its body."""
+
+    def inline(access: Access) -> Scalar:
+        if not isinstance(access.source, Tensor) or access.source.name != name:
+            return access
+        if of.summations or of.domain or not is_inside_box(access.index, of.box):
+            return replace(access, source=of)
+        return substitute(of.body, dict(zip(of.traversals, access.index, strict=True)))
+
+    return replace(scope, body=map_accesses(scope.body, inline))
 
 
 def _is_contraction(scope: Scope) -> bool:
