@@ -159,7 +159,8 @@ class _Planner:
         seen = self._seen(equation)
         if (equation.via is not None and equation.via.operator != EOPERATOR) or _is_contraction(seen.scope):
             waits |= any(e.name in self._read_by_epilogues(equation) for e in self.group)
-            return (*(self.close_group() if waits else ()), *self.steps(equation))
+            done = self.close_group() if waits else ()
+            return done if equation.name in self.stored_by_products else (*done, *self.steps(equation))
         rounded = any(e.name in reads and _unrounded(e) != e.scope for e in self.group)
         if waits and not rounded and self._is_one_kernel((*self.group, seen)):
             self.group = (*self.group, seen)
