@@ -255,9 +255,12 @@ def test_session_goes_on_from_earlier_results(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(session, "run", run)
     earlier = [tmp_path / "none" / "gpu.json", tmp_path / "gpu.json"]
+    (tmp_path / "gpu.json").write_text("")
+    (tmp_path / "gpu.json.running").write_text("models x")
     for call in ("a", "b"):
         assert session.measure(tmp_path, tmp_path / call, 7.0, earlier) == 3
     assert (tmp_path / "b" / "gpu.json").read_text() == earlier[1].read_text() == "xx" and limits == [7.0] * 2
+    assert (tmp_path / "b" / "gpu.json.running").read_text() == "models x"
     log = (tmp_path / "b" / "session.log").read_text()
     assert log.startswith("measured") and "none/gpu.json: not copied" in log
     monkeypatch.setattr(session, "run", lambda *_: 1 // 0)
@@ -269,7 +272,7 @@ def test_session_goes_on_from_earlier_results(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.skipif(not execution.missing_for_cuda(), reason="there is a GPU")
 def test_session_logs_what_the_live_command_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / session.LIVE_MODEL).write_bytes(b"")
-    assert session.optimise(tmp_path, tmp_path / "out", 40.0) != 0
+    assert session.optimise(tmp_path, tmp_path / "out", 240.0) != 0
     log = (tmp_path / "out" / "live.log").read_text()
     assert "optimize" in log.splitlines()[0] and "no CUDA backend can run here" in log
     assert log[-1000:] in capsys.readouterr().out

@@ -23,7 +23,6 @@ from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.gpu_parts import ModelPart, library_plan, other_plans, split_into_parts
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.strategies.options import Cost
-from einnet_explore.support.errors import BackendError
 
 SMALLER: Mapping[tuple[str, int], int] = {("longformer", 16): 1000}
 """Sizes that are not the published ones: torch holds all windows of a head at once."""
@@ -52,8 +51,8 @@ class Collected:
         self.note(label)
         try:
             told = [self._part(part) for part in split_into_parts(model)]
-        except (ValueError, BackendError) as error:
-            self.left_out[label] = " ".join(str(error).split())[:300]
+        except Exception as error:  # one that fails must not cost the others: the bundle names it
+            self.left_out[label] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             return
         by_torch = in_torch(model)
         used = {value for part in told for value in part["names"].values()} | set((by_torch or {}).get("arguments", ()))

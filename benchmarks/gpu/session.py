@@ -34,7 +34,9 @@ def measure(data: Path, out: Path, limit: float, earlier: Iterable[Path] = ()) -
     results = out / "gpu.json"
     known = [path for path in earlier if path != results]
     if not results.exists() and (found := next((path for path in known if path.exists()), None)):
-        shutil.copyfile(found, results)
+        for suffix in ("", ".running"):  # the latter names what a killed call was at
+            if (path := Path(f"{found}{suffix}")).exists():
+                shutil.copyfile(path, f"{results}{suffix}")
     with (out / "session.log").open("a") as log, redirect_stdout(_Both(log, sys.stdout)):
         try:
             code = run(data, results, limit)
@@ -53,16 +55,8 @@ def optimise(data: Path, out: Path, limit: float) -> int:
     """Run ``optimize --device cuda`` on the bundle's model for *limit* seconds; outputs and a log go to *out*."""
     out.mkdir(parents=True, exist_ok=True)
     budget = max(10.0, (limit - END_SECONDS) / 2)  # the final selection takes half as long at most
-    command = [
-        sys.executable,
-        "-m",
-        "einnet_explore",
-        "optimize",
-        str(data / LIVE_MODEL),
-        "--device",
-        "cuda",
-        "--debug",
-    ]
+    command = [sys.executable, "-m", "einnet_explore", "optimize", str(data / LIVE_MODEL)]
+    command += ["--device", "cuda", "--debug"]
     command += ["--budget", f"{budget:.0f}"]
     for option, name in (("-o", "live.gpu"), ("--json", "live.json"), ("--html", "live.html")):
         command += [option, str(out / name)]

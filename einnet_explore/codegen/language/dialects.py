@@ -378,7 +378,8 @@ FRAGMENT_SOURCE = r"""static __device__ __forceinline__ void multiply_fragments(
     const unsigned int a3 = *reinterpret_cast<const unsigned int *>(left + (row + 8) * left_stride + column + 8);
     const unsigned int b0 = *reinterpret_cast<const unsigned int *>(right + row * right_stride + column);
     const unsigned int b1 = *reinterpret_cast<const unsigned int *>(right + row * right_stride + column + 8);
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
