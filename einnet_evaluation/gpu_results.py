@@ -182,8 +182,8 @@ def gpu_kernel_table(data: Mapping[str, Any]) -> ResultTable:
 
 
 KERNEL_RIVALS = (
-    "cupy", "cupy.fuse", "torch", "torch.compile", "flex attention", "flex attention by residue", "tvm", "unfused",
-    "one element a thread",
+    "cupy", "cupy.fuse", "torch", "torch.compile", "flex attention", "flex attention, tuned",
+    "flex attention by residue", "flex attention by residue, tuned", "tvm", "unfused", "one element a thread",
 )  # fmt: skip
 
 RATE_UNITS = {

@@ -70,8 +70,10 @@ def run_steps(
             case CudaLaunch():
                 given = [buffers[a] if isinstance(a, str) else np.dtype(a[1]).type(a[0]) for a in step.arguments]
                 c_kernels.load_c_kernel(kernels[step.entry, step.text])(*given, grid=step.grid)
-            case CudaProduct(out, left, right):
-                np.matmul(shown(buffers, left), shown(buffers, right), out=shown(buffers, out))
+            case CudaProduct(out, left, right, after):
+                made = np.matmul(shown(buffers, left), shown(buffers, right), dtype=np.float32)
+                made = made + shown(buffers, after.bias) if after.bias else made
+                shown(buffers, out)[...] = np.maximum(made, 0) if after.relu else made
             case Convolution():
                 convolve(step, lambda view: shown(buffers, view))
 

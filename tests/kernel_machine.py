@@ -21,6 +21,7 @@ from einnet_explore.codegen.language.statements import (
     Copy,
     Declare,
     For,
+    FragmentProduct,
     If,
     Kernel,
     LoadPair,
@@ -138,6 +139,18 @@ class Thread:
                 at = self.value(index)
                 for k in range(2):
                     self.put(target, at + k, BINARY[op](self.get(left, at + k), self.get(right, at + k)))
+            case FragmentProduct(sums, at, left, left_at, left_stride, right, right_at, right_stride):
+                # As the documentation of PTX lays out the results of mma.m16n8k16.
+                group, thread_in_group = divmod(self.ids["thread"][0] % 32, 4)
+                a, b, c = self.value(left_at), self.value(right_at), self.value(at)
+                assert a % 2 == b % 2 == 0
+                for n in range(4):
+                    row, column = group + (0 if n < 2 else 8), thread_in_group * 2 + (n & 1)
+                    total = self.get(sums, c + n)
+                    for k in range(16):
+                        x = self.get(left, a + row * left_stride + k)
+                        total += x * self.get(right, b + column * right_stride + k)
+                    self.put(sums, c + n, total)
             case StoreTransposed(target, write, stride, tile, side):
                 to = self.value(write)
                 for i, j in itertools.product(range(side), repeat=2):

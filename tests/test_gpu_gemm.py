@@ -16,8 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.gpu import cases
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.ir import VIEW, Instance
 from einnet_explore.runtime.cuda import convolutions, device, execution
 from einnet_explore.runtime.cuda import products as cublas
+from einnet_explore.runtime.cuda.composition import compose_plans
 from einnet_explore.runtime.cuda.device import Call
 from einnet_explore.runtime.cuda.plan import cuda_plan
 from einnet_explore.runtime.cuda.products import MAX_GEMM_BATCH, MAX_GEMM_CALLS, gemms
@@ -27,11 +31,13 @@ from einnet_explore.runtime.cuda.steps import (
     CudaLaunch,
     CudaPlan,
     CudaProduct,
+    Epilogue,
     View,
     cuda_plan_from_json,
 )
 from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
+from tests.gpu_kit import on_cpu, record_kernels
 
 
 def view(name: str, array: np.ndarray, base: np.ndarray) -> View:
@@ -68,7 +74,7 @@ HOST = SimpleNamespace(
 
 INVALID, FAILED, UNSUPPORTED = 7, 13, 15
 ATTRIBUTE_BYTES = {
-    "MatmulDesc": {3: 4, 4: 4},
+    "MatmulDesc": {3: 4, 4: 4, 7: 4, 8: 8},
     "MatrixLayout": {5: 4, 6: 8},
     "MatmulPreference": {1: 8, 3: 4, 5: 4, 6: 4, 7: 4, 8: 4},
 }
@@ -139,7 +145,14 @@ class HostLt:
         scales = [ctypes.c_float.from_address(p).value for p in (alpha, beta)]
         if number == 0:
             return FAILED
-        if scales != [1, 0] or (c, layout_c) != (d, layout_d) or how["scale"] or not workspace or nbytes != 32 << 20:
+        if (
+            how[7] not in (1, 2, 4, 6)
+            or scales != [1, 0]
+            or (c, layout_c) != (d, layout_d)
+            or how["scale"]
+            or not workspace
+            or nbytes != 32 << 20
+        ):
             return INVALID
         if len({one[5] for one in (left, right, out)}) > 1 or any(o["leading"] < o["rows"] for o in (left, right, out)):
             return INVALID
@@ -153,7 +166,11 @@ class HostLt:
                 or np.isnan(y).any()
             ):
                 return INVALID
-            z[...] = x.astype(np.float32) @ y.astype(np.float32)
+            made = x.astype(np.float32) @ y.astype(np.float32)
+            if how[7] & 4:  # a bias, of the result's type: an element a row, the same for all columns and batches
+                nbytes = z.shape[0] * z.itemsize
+                made += np.ndarray((z.shape[0], 1), z.dtype, (ctypes.c_char * nbytes).from_address(how[8]))
+            z[...] = np.maximum(made, 0) if how[7] & 2 else made
         self.ran.append(number)
         return 0
 
@@ -192,7 +209,7 @@ def run_for_seconds(library: HostLt) -> Callable[[Call], float]:
 
 @st.composite
 def products(draw: st.DrawFn) -> tuple[CudaProduct, dict[str, np.ndarray]]:
-    """Matrices that are permuted, cut out of larger ones, broadcast along the batch."""
+    """Matrices that are permuted, cut out of larger ones, broadcast along the batch; a bias, and ReLU."""
     batch = draw(st.lists(st.integers(1, 3), max_size=2))
     m, n, k = (draw(st.integers(1, 4)) for _ in range(3))
     held: dict[str, np.ndarray] = {}
@@ -211,7 +228,11 @@ def products(draw: st.DrawFn) -> tuple[CudaProduct, dict[str, np.ndarray]]:
         if name != "y" and batch and draw(st.booleans()):
             cut = np.broadcast_to(cut[:1], cut.shape)
         views.append(view(name, cut, base))
-    return CudaProduct(*views), held
+    bias = None
+    if draw(st.booleans()):
+        held["c"] = (np.arange(n + 2) % 5 - 2).astype(dtype).view(OnHost)
+        bias = View("c", draw(st.integers(0, 2)), (n,), (1,))
+    return CudaProduct(*views, Epilogue(bias, draw(st.booleans()))), held
 
 
 @given(products())
@@ -224,6 +245,8 @@ def test_cublas_is_given_the_product(library: HostLt, drawn: tuple[CudaProduct, 
 
     before = {name: np.array(x) for name, x in held.items()}
     want = shown(step.left).astype(np.float64) @ shown(step.right)
+    want += shown(step.epilogue.bias) if step.epilogue.bias else 0
+    want = np.maximum(want, 0) if step.epilogue.relu else want
     calls = gemms(step)
     packed = all(min(v.strides[-2:]) == 1 or 1 in v.shape[-2:] for v in (step.left, step.right))
     # Only what cuBLAS cannot be told is copied: no side packed, or a result whose columns are apart.
@@ -237,7 +260,7 @@ def test_cublas_is_given_the_product(library: HostLt, drawn: tuple[CudaProduct, 
     touched = np.zeros(held["y"].size, bool)
     np.lib.stride_tricks.as_strided(touched[step.out.offset :], step.out.shape, step.out.strides)[...] = True
     assert (held["y"].reshape(-1)[~touched] == before["y"].reshape(-1)[~touched]).all()
-    assert all((held[name] == before[name]).all() for name in "ab")
+    assert all((held[name] == before[name]).all() for name in held if name != "y")
 
 
 def test_a_plan_of_products_runs_by_the_library(library: HostLt, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,6 +282,67 @@ def test_a_plan_of_products_runs_by_the_library(library: HostLt, monkeypatch: py
     assert library.ran == [3, 3]
 
 
+BIASED = """
+    tensor A[6, 5]
+    tensor K[5, 12] weight
+    tensor b[12] weight
+    P[i:6, j:12] = sum[k:5] A[i, k] * K[k, j]
+    """
+
+
+@pytest.mark.parametrize(
+    ("after", "steps", "relu"),
+    [
+        ("Y[i:6, j:12] = float16(relu(P[i, j]) )", 2, False),  # factors of float32 have a result of float32
+        ("Y[i:6, j:12] = relu(b[j] + P[i, j])", 1, True),
+        ("Q[i:6, j:12] = P[i, j] + b[j]\nY[i:6, j:12] = maximum(Q[i, j], 0)", 1, True),
+        ("V[i:6, x:3, y:4] = P[i, 4*x + y]\nY[i:6, x:3, y:4] = V[i, x, y] + b[4*x + y]", 1, False),
+        # A row by a matrix is no contraction that tiles serve: it waits for others until its view is reached.
+        (
+            "Q[j:12] = sum[k:5] A[0, k] * K[k, j]\nV[x:3, y:4] = Q[4*x + y]\nY[x:3, y:4] = V[x, y] + b[4*x + y]",
+            1,
+            False,
+        ),
+        ("Y[i:6, j:12] = relu(P[i, j]) + b[j]", 2, False),
+        ("V[i:6, x:3, y:4] = P[i, 4*x + y]\nY[i:6, x:3, y:4] = V[i, x, y] + b[y]", 2, False),
+        ("Y[i:6, j:12] = P[i, j] + A[i, 0]", 2, False),
+        ("Y[i:6, j:12] = P[i, j] + b[11 - j]", 2, False),
+        ("Q[i:6, j:12] = relu(P[i, j])\nZ[j:12] = sum[i:6] P[i, j]\nY[i:6, j:12] = Q[i, j] * Z[j]", 3, False),
+    ],
+)
+def test_bias_and_relu_are_the_epilogue_of_the_product_that_they_alone_read(
+    monkeypatch: pytest.MonkeyPatch, after: str, steps: int, relu: bool
+) -> None:
+    kernels = record_kernels(monkeypatch)
+    program = parse("\n".join(line.strip() for line in f"{BIASED}{after}\noutput Y".splitlines()))
+    views = [replace(e, via=Instance(VIEW)) if e.name == "V" else e for e in program.equations]
+    needed = {"Q"} if any(e.name == "Q" and e.scope.summations for e in views) else {"P"}
+    program = replace(program, equations=tuple(e for e in views if e.name != "P" or "P" in needed))
+    plan = cuda_plan(program)
+    (product,) = (s for s in plan.steps if isinstance(s, CudaProduct))
+    assert (len(plan.steps), product.epilogue.relu) == (steps, relu)
+    assert (needed <= plan.buffers.keys()) == (product.epilogue == Epilogue())
+    assert cuda_plan_from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    random = np.random.default_rng(0)
+    feeds = {t.name: random.integers(-3, 4, t.shape).astype(np.float32) for t in program.inputs}
+    whole = compose_plans([(plan, {"A": "A", "Y": "Y"})], {"A": (6, 5)}, ["Y"])
+    for made, own in ((plan, feeds), (whole, {"A": feeds["A"], "0: K": feeds["K"], "0: b": feeds["b"]})):
+        assert (on_cpu(made, own, kernels)["Y"] == evaluate(program, feeds)["Y"]).all()
+
+
+def test_epilogues_in_half_precision_are_rounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = record_kernels(monkeypatch)
+    plan = cases.product(6, 5, 12, "float16").plans["ours"]
+    (step,) = plan.steps
+    assert isinstance(step, CudaProduct) and step.epilogue.bias and step.epilogue.relu
+    assert set(plan.dtypes) == set(plan.buffers) == {"A", "W", "b", "Y"}
+    random = np.random.default_rng(0)
+    a, w, b = (random.standard_normal(plan.buffers[n]).astype(np.float16) for n in "AWb")
+    got = on_cpu(plan, {"A": a, "W": w, "b": b}, kernels)["Y"]
+    want = np.maximum(a.astype(np.float64) @ w + b, 0)
+    assert got.dtype == np.float16 and abs(got - want).max() <= plan.agreement * want.max()
+
+
 def test_short_calls_are_timed_in_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "rough_seconds", lambda call: call())
     monkeypatch.setattr(device, "capture_graph", lambda call: lambda: sum(call()) / 2)  # half of it was the host's
@@ -266,7 +350,8 @@ def test_short_calls_are_timed_in_a_graph(monkeypatch: pytest.MonkeyPatch) -> No
     assert device.short_call_seconds(lambda: 1e-3) == 1e-3
 
 
-def test_types_and_precision_select_the_way_to_multiply(library: HostLt) -> None:
+def test_types_and_precision_select_the_way_to_multiply(library: HostLt, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cublas, "_BUILT", {})
     found = {}
     for dtype, precision in (("float32", "float32"), ("float32", "tf32"), ("float16", "tf32")):
         held = {name: np.ones((2, 2), dtype).view(OnHost) for name in "yab"}

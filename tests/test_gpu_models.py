@@ -7,27 +7,31 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import onnxruntime
 import pytest
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from benchmarks.gpu import models, torch_side, whole
+from benchmarks.gpu import cases, models, session, torch_side, whole
 from benchmarks.gpu import run as runner
-from benchmarks.gpu.budget import Budget, TimeOver
+from benchmarks.gpu.budget import OVER, Budget, TimeOver, interrupted_at
 from einnet_evaluation.gpu_results import gpu_tables, load_gpu_results
 from einnet_evaluation.models import write
 from einnet_explore.cli import main
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline.gpu_parts import data_sheet_cost
+from einnet_explore.runtime.cuda import execution
 from einnet_explore.runtime.cuda.composition import choose_plan
 from einnet_explore.runtime.cuda.convolutions import torch_output_padding, with_two_spatial_dimensions
-from einnet_explore.runtime.cuda.steps import Convolution
-from tests.gpu_kit import on_cpu, record_kernels
+from einnet_explore.runtime.cuda.steps import Convolution, CudaProduct
+from tests.gpu_kit import CpuProgram, on_cpu, record_kernels
 
 RATED = {
     "peak_flops": 5e13, "memory_bandwidth": 2e12, "cache_bandwidth": 4e12, "cache_bytes": 5e7, "call_seconds": 3e-6,
@@ -70,7 +74,7 @@ def convolved(torch: Any, step: Convolution, shown: Any) -> None:
 
 
 def test_a_model_in_parts_is_the_model(held: models.Collected, kernels: Any) -> None:
-    (told,) = held.models
+    told = held.models[0]
     assert not held.left_out
     proto = write("fsrcnn", 1, 8)
     model = load_model(proto, {})
@@ -93,7 +97,7 @@ def test_a_model_in_parts_is_the_model(held: models.Collected, kernels: Any) -> 
 
 def test_torch_runs_the_same_model_from_text(held: models.Collected) -> None:
     torch = pytest.importorskip("torch")
-    (told,) = held.models
+    told = held.models[0]
     model = load_model(write("fsrcnn", 1, 8), {})
     feeds = whole.inputs_of(told, 5)
     built = torch_side.module(torch, told["torch"], dict(model.weights), "cpu")
@@ -105,7 +109,7 @@ def test_torch_runs_the_same_model_from_text(held: models.Collected) -> None:
 
 
 def test_weights_are_like_the_models_and_the_same_every_time(held: models.Collected) -> None:
-    (told,) = held.models
+    told = held.models[0]
     model = load_model(write("fsrcnn", 1, 8), {})
     made, again = (whole.weights_of(told, held.arrays) for _ in range(2))
     drawn = 0
@@ -142,33 +146,136 @@ def test_fastest_implementation_is_chosen_if_it_gains() -> None:
 # --- the budget
 
 
-def test_budget_is_respected_and_omitted_parts_are_named() -> None:
-    budget = Budget(1e9, runner.SAVED)
-    budget.begin("checks", 4)
-    assert budget.refused("checks") is None
-    with budget.entry() as until:
-        assert until > time.perf_counter()
-    over = Budget(0.0, runner.SAVED)
-    for kind in runner.SAVED:
-        over.begin(kind, 3)
-        assert f"the time for {kind}" in (over.refused(kind) or "") and "run again" in (over.refused(kind) or "")
-    assert list(budget.ends.values()) == sorted(budget.ends.values())
-    assert max(budget.ends.values()) == pytest.approx(budget.began + 1e9)
+def test_budget_is_respected() -> None:
+    budget = Budget(1e9)
+    assert budget.refused() is None
+    assert time.perf_counter() < budget.until("checks") < time.perf_counter() + 10 < budget.until("compiled")
+    over = Budget(0.0)
+    assert "the time (0 s) was over: run again" in (over.refused() or "")
+    assert over.until("compiled") <= time.perf_counter()
 
 
-def test_entry_beyond_its_budget_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.gpu.budget.LEAST", 0.01)
-    budget = Budget(0.0, runner.SAVED)
-    budget.begin("compiled", 1)
-
-    def forever() -> None:
-        with budget.entry(interrupting=True):
-            while True:
+def test_compiler_beyond_its_time_is_interrupted() -> None:
+    def run_until(end: float, count: int) -> None:
+        with interrupted_at(end):
+            for _ in range(count):
                 with suppress(Exception):  # what handles mistakes does not take it for one
                     time.sleep(0.005)
 
-    with pytest.raises(TimeOver, match="longer than its share"):
-        forever()
+    with pytest.raises(TimeOver, match=OVER):
+        run_until(time.perf_counter() + 0.01, 100)
+    run_until(time.perf_counter() + 100, 1)
+    run_until(float("inf"), 1)
+
+
+# --- the runner, on a device that is none
+
+
+class HostArrays:
+    """CuPy's functions that the runner calls, on arrays of the host."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    random = SimpleNamespace(
+        RandomState=lambda seed: SimpleNamespace(
+            standard_normal=lambda shape, dtype=float: np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+        )
+    )
+    asnumpy = staticmethod(np.array)
+    get_default_memory_pool = staticmethod(lambda: SimpleNamespace(free_all_blocks=lambda: None))
+
+
+def host_layer(kernels: Any, fail: Callable[[Any], object]) -> Any:
+    def compile_plan(plan: Any, weights: Any, cubin: Any) -> CpuProgram:
+        fail(plan)
+        return CpuProgram(plan, weights, kernels)
+
+    def once(call: Callable[[], object]) -> float:
+        call()
+        return 1e-3
+
+    return SimpleNamespace(
+        cupy_package=HostArrays,
+        cuda_device=lambda: execution.CudaDevice("Synthetic", "90", 132, 1, 1, "13000", "13000", "none"),
+        compile_plan=compile_plan,
+        rotation_copies=lambda nbytes: 2,
+        single_call_seconds=once,
+        event_seconds=lambda turn, samples=1: [once(call) for call in turn],
+        time_in_rounds=lambda calls, rounds: {name: [once(turn[0])] * rounds for name, turn in calls.items()},
+        capture_graph=lambda call: call,
+    )
+
+
+@pytest.mark.slow
+def test_runner_measures_in_order_and_goes_on_after_it_was_killed(
+    held: models.Collected, kernels: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.gpu.measuring.measure_rates", lambda: RATED)
+    monkeypatch.setattr(runner.Session, "_torch", lambda self: None)
+    measured = (cases.reduction("softmax", 5, 300), cases.product(6, 5, 12, "float16"))
+    manifest = {
+        "checks": [], "profiles": [], "ways": held.ways, "models": held.models[1:], "left_out": {}, "quick": True,
+        "cases": [case.to_json() for case in measured],
+    }  # fmt: skip
+    names = [m["name"] for m in held.models[1:]]
+    np.savez(tmp_path / "arrays.npz", **held.arrays)
+    began: list[Any] = []
+
+    def session(limit: float, fail: Callable[[Any], object] = began.append) -> Any:
+        return runner.Session(host_layer(kernels, fail), tmp_path, manifest, tmp_path / "r.json", "b", limit)
+
+    assert session(0.0).run() == 3 and not began  # no time: all is left
+
+    def kill(plan: Any) -> None:
+        if any(isinstance(step, CudaProduct) and step.epilogue.bias for step in plan.steps):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        session(1e9, kill).run()
+    told = json.loads((tmp_path / "r.json").read_text())  # what was done before the last half second is saved
+    again = session(1e9)
+    (ended,) = again.results["ended_in"]
+    assert ended.startswith("cases linear layer") and [*told["models"]] == names
+    assert again.run() == 0
+    done = json.loads((tmp_path / "r.json").read_text())
+    assert {name.split(",")[0] for name in done["cases"]} == {"softmax 5x300", "linear layer with ReLU"}
+    assert not any(one["wrong"] for kind in ("models", "cases", "parts") for one in done[kind].values())
+    assert not (tmp_path / "r.json.running").exists()
+
+
+def test_session_goes_on_from_earlier_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = list[float]()
+
+    def run(data: Path, out: Path, limit: float) -> int:
+        limits.append(limit)
+        print("measured")
+        out.write_text((out.read_text() if out.exists() else "") + "x")
+        return 3
+
+    monkeypatch.setattr(session, "run", run)
+    earlier = [tmp_path / "none" / "gpu.json", tmp_path / "gpu.json"]
+    (tmp_path / "gpu.json").write_text("")
+    (tmp_path / "gpu.json.running").write_text("models x")
+    for call in ("a", "b"):
+        assert session.measure(tmp_path, tmp_path / call, 7.0, earlier) == 3
+    assert (tmp_path / "b" / "gpu.json").read_text() == earlier[1].read_text() == "xx" and limits == [7.0] * 2
+    assert (tmp_path / "b" / "gpu.json.running").read_text() == "models x"
+    log = (tmp_path / "b" / "session.log").read_text()
+    assert log.startswith("measured") and "none/gpu.json: not copied" in log
+    monkeypatch.setattr(session, "run", lambda *_: 1 // 0)
+    assert session.measure(tmp_path, tmp_path / "b", 7.0) == 1
+    assert "ZeroDivisionError" in (tmp_path / "b" / "session.log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not execution.missing_for_cuda(), reason="there is a GPU")
+def test_session_logs_what_the_live_command_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / session.LIVE_MODEL).write_bytes(b"")
+    assert session.optimise(tmp_path, tmp_path / "out", 240.0) != 0
+    log = (tmp_path / "out" / "live.log").read_text()
+    assert "optimize" in log.splitlines()[0] and "no CUDA backend can run here" in log
+    assert log[-1000:] in capsys.readouterr().out
 
 
 # --- what there is to search for, and figures from elsewhere

@@ -78,13 +78,13 @@ def test_faster_derived_plans_are_proved_kept_and_saved(device: Device, tmp_path
     agrees(fast, layers())
     assert fast.is_correct and not fast.interrupted
     assert [(part.is_derived, part.certificate) for part in fast.parts] == [(True, "proved")] * 3 + [(False, "proved")]
-    # Three products of 10 ms are convolutions of 1 ms now; generated kernels take as long.
-    assert fast.seconds == {"library": pytest.approx(0.033), "plan": pytest.approx(0.007)}
-    assert fast.speedup == pytest.approx(33 / 7)
+    # Three products of 10 ms, two with ReLU, are convolutions of 1 ms now; generated kernels take as long.
+    assert fast.seconds == {"library": pytest.approx(0.031), "plan": pytest.approx(0.007)}
+    assert fast.speedup == pytest.approx(31 / 7)
     assert len(fast.records) == 2  # of equal parts there is one
     for record in fast.records.values():
         assert record["certificate"]["kind"] == "proved" and record["steps"]
-    assert "4.71 times as fast as library operators on CUDA Synthetic" in repr(fast)
+    assert "4.43 times as fast as library operators on CUDA Synthetic" in repr(fast)
     assert "3 of 4 parts derived: all proved" in fast._repr_html_()
     path = tmp_path / "plan.gpu"
     fast.save(path)

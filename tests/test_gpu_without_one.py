@@ -27,7 +27,6 @@ import einnet_explore as ee
 from benchmarks.gpu import bundle, cases, whole
 from benchmarks.gpu import run as runner
 from benchmarks.gpu.__main__ import main as gpu
-from benchmarks.gpu.profile import convert
 from einnet_evaluation.operator_cases import derive, table3_cases
 from einnet_explore.cli import main
 from einnet_explore.cost import CPU_DEFAULT, program_seconds
@@ -45,6 +44,7 @@ from einnet_explore.runtime.profile_store import (
     record_rates,
     recorded_key,
 )
+from einnet_explore.session.candidate_benchmark import bench
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.options import Options
 from einnet_explore.support.errors import BackendError
@@ -461,13 +461,17 @@ def test_bundle_is_complete(packed: Path) -> None:
                 for name in names:
                     assert arrays[f"{check['arrays']} {way} {name}"].shape == plan.buffers[name]
     kinds = {case["kind"] for case in manifest["cases"]}
-    assert kinds == {"cast", "pointwise", "reduction", "band", "bandwidth", "table 3"}
+    assert kinds == set(runner.CASE_KINDS)
     table = {case["name"].split()[-1]: set(case["plans"]) for case in manifest["cases"] if case["kind"] == "table 3"}
     assert {name for name, plans in table.items() if "before, library" in plans} == set(table) - {"G2BMM"}
     assert len(table) == 4 and all({"before, generated", "after"} <= plans for plans in table.values())
-    compiled = set(runner.wanted(manifest)["compiled"])  # torch has two precisions for attention
-    assert {"band attention 512, 33", "band attention 512, 33 [tf32]", "relu, 1003"} <= compiled
-    assert "relu, 1003 [tf32]" not in compiled
+    entries = runner.wanted(manifest)
+    done = [name for kind, name in entries if kind == "compiled"]  # torch has two precisions for attention
+    models = [m["name"] for m in manifest["models"]]
+    assert done[:3] == [*models, "band attention 512, 33"] and "swish, 1003" not in done  # one case of a kind
+    assert done.index("band attention 512, 33 [tf32]") > done.index("cast float32 to half, 1003") > 3
+    assert len(set(entries)) == len(entries) and {kind for kind, _ in entries} == set(runner.SAVED)
+    assert {kind for kind, _ in runner.wanted(manifest, with_torch=False)} == set(runner.SAVED) - {"compiled"}
 
 
 def test_the_unpacked_bundle_says_what_is_missing(packed: Path) -> None:
@@ -505,8 +509,11 @@ def test_results_of_the_same_bundle_only_are_resumed(tmp_path: Path) -> None:
     assert runner.resumed(out, head)["checks"] == {"one": {"error": 0.0}}
     with pytest.raises(ValueError, match="of another bundle, device or library version"):
         runner.resumed(out, {**head, "bundle": "c"})
-    done = {"one": {"error": 0.0}, "two": {"failure": "x"}}
-    assert runner.unfinished(("one", "two", "three"), done) == ["two", "three"]
+    entries = [("checks", name) for name in ("one", "two", "three", "four", "five")]
+    cut = {"failures": {"flex attention": "the time of this entry was over: interrupted"}}
+    done = {"checks": {"one": {"error": 0.0, "failures": {"torch": "x"}}, "two": {"failure": "x"}, "three": cut}}
+    left = runner.unfinished(entries, done, ["checks four"])
+    assert [name for _, name in left] == ["five", "two", "three", "four"]
     for held in ("{}", "[]", "{"):
         out.write_text(held)
         with pytest.raises(ValueError, match="found no results of an earlier run"):
@@ -539,12 +546,22 @@ def test_results_become_a_profile(tmp_path: Path) -> None:
     profiles = {str(n): {"key": key, "seconds": 0.5} for n, key in enumerate(keys)} | {"x": {"failure": "none"}}
     results = {"device": device, "ceilings": {"all": {"rates": RATED}}, "profiles": profiles}
     (tmp_path / "r.json").write_text(json.dumps(results))
-    assert convert(tmp_path / "r.json", tmp_path / "p.sqlite").endswith("(driver 1 runtime 2 cupy 0)")
-    seconds, how = device_cost(f"profile:{tmp_path / 'p.sqlite'}")(candidate.program)
+    held = load_recorded_profile(str(tmp_path / "r.json"))
+    assert (held.device, held.library, len(held.times)) == ("CUDA Synthetic", "driver 1 runtime 2 cupy 0", len(keys))
+    seconds, how = device_cost(f"profile:{tmp_path / 'r.json'}")(candidate.program)
     assert (seconds, how) == (pytest.approx(0.5 * len(keys)), "measured")
     assert set(RATES) <= set(RATED)
-    (tmp_path / "r.json").write_text("{}")
-    assert gpu(["profile", str(tmp_path / "r.json"), str(tmp_path / "q.sqlite")]) == 2
+    for wrong in ("{}", "[]", "{", json.dumps({**results, "ceilings": {"all": {"rates": {}}}})):
+        (tmp_path / "r.json").write_text(wrong)
+        with pytest.raises(ValueError, match=r"r\.json: found no complete results of a GPU"):
+            device_cost(f"profile:{tmp_path / 'r.json'}")
+
+
+def test_candidates_are_estimated_for_the_recorded_gpu() -> None:
+    program = parse("tensor A[64, 64]\ntensor B[64, 64]\nY[i:64, j:64] = sum[k:64] A[i, k] * B[k, j]")
+    recorded = Path(bundle.__file__).parents[1] / "history" / "gpu-h200.json"
+    (found,) = bench({"start": program}, device=f"profile:{recorded}")
+    assert found.device == "CUDA NVIDIA H200" and 1e-6 < found.samples["start"][0] < 1e-3
 
 
 def _candidates(program: Program) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from einnet_evaluation import gpu_emulation
+from einnet_evaluation import fused_programs, gpu_emulation
 from einnet_evaluation.gpu_emulation import run_blocks
 from einnet_explore.cli import main
 from einnet_explore.codegen.fusion import registers
@@ -34,6 +35,8 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
 from einnet_explore.runtime import compiled, fused
 from einnet_explore.runtime.cuda import nvrtc
+from einnet_explore.runtime.cuda.plan import one_kernel_plan
+from einnet_explore.runtime.cuda.steps import CudaLaunch
 from einnet_explore.runtime.fused import FusedProgram, bind_unfused, compare_with_unfused, split_operations
 from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.syntax import parse
@@ -51,6 +54,7 @@ from tests.fusion_programs import (
     two_ways,
     variance,
 )
+from tests.gpu_kit import record_kernels
 from tests.strategies import inputs_for, programs
 
 needs_cc = pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
@@ -432,23 +436,25 @@ def test_a_bound_call_reads_what_is_there_now() -> None:
 
 
 def few_threads(
-    threads: int, held: int, draw: Any, packs: int, pack: int, points: int, memories: int
+    threads: int, held: int, shared: int, draw: Any, packs: int, pack: int, points: int, memories: int, *_: int
 ) -> registers.Share:
     """A share by *threads* threads, so that small programs have all cases: held, missing and streamed packs."""
     together = draw(st.sampled_from([n for n in (1, 2, 3) if points % n == 0]))
-    return registers.Share(min(threads, packs), pack, packs, held if memories else 0, together)
+    held, shared = (held, shared) if memories else (0, 0)
+    return registers.Share(min(threads, packs), pack, packs, held, 1 if shared else together, shared)
 
 
 @settings(max_examples=40)
 @given(st.one_of(programs(), chains()), st.sampled_from([0, 1, 3, 4]), st.data())
 def test_blocks_exactly_and_without_races(program: Program, threads: int, data: st.DataObject) -> None:
-    """With 0 threads, elements are held in registers, by as many threads as are drawn."""
+    """With 0 threads, elements are held in registers and shared memory, by as many threads as are drawn."""
     arrays = inputs_for(program)
     made, shapes = fuse_program(program), {n: a.shape for n, a in arrays.items()}
     if threads:
         flat, kernel = gpu_launch(made, shapes, "float64", threads)
     else:
-        sharing = partial(few_threads, data.draw(st.integers(1, 5)), data.draw(st.integers(0, 2)), data.draw)
+        numbers = (data.draw(st.integers(low, high)) for low, high in ((1, 5), (0, 2), (0, 2)))
+        sharing = partial(few_threads, *numbers, data.draw)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(registers, "choose_share", sharing)
             flat, kernel = registers.held_launch(made, shapes, "float64")
@@ -477,6 +483,50 @@ def test_gpu_blocks_run_by_opencl_agree_with_evaluation(name: str) -> None:
     make, sizes = NORMS[name]
     arrays = normal(make(*sizes))
     close(run_blocks(fuse_program(make(*sizes)), arrays, "opencl", threads=16), make(*sizes), arrays)
+
+
+LONG = {  # a point of each, and whether all of it fits the shared memory and the registers of half a multiprocessor
+    "softmax": (softmax, (4096, 20000), True),
+    "group norm": (fused_programs.group_norm, (32, 32, 8, 56, 56), True),
+    "batch norm": (batch_norm, (32, 256, 56, 56), False),
+    "rows of odd length": (softmax, (4096, 50257), False),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_two_blocks_of_long_points_fit_a_multiprocessor(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = record_kernels(monkeypatch)
+    make, sizes, is_whole = LONG[name]
+    (step,) = one_kernel_plan(make(*sizes)).steps
+    assert isinstance(step, CudaLaunch) and 48 << 10 < step.shared <= registers.MAX_SHARED_BYTES
+    kernel = kernels[step.entry, step.text]
+    assert kernel.resident == 2 and step.text.count("extern __shared__") == 1
+    assert ("v_pack" not in step.text) == is_whole  # nothing is loaded twice
+    if nvrtc.nvrtc_available():
+        took = nvrtc.compile_cuda(kernel, nvrtc.ARCHITECTURES[len(step.text) % 3]).resources
+        assert took is not None and took.shared == 0 and took.spills <= 64
+        full = replace(took, shared=step.shared)
+        assert full.blocks(kernel.threads, shared=registers.MULTIPROCESSOR_SHARED_BYTES) == 2
+
+
+@needs_opencl
+def test_points_in_shared_memory_are_right_by_opencl(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = record_kernels(monkeypatch)
+    # Smaller blocks, since the device is a CPU: packs in registers, in shared memory, and in neither.
+    monkeypatch.setattr(registers, "LONG_POINT_THREADS", 32)
+    monkeypatch.setattr(registers, "HELD_ELEMENTS", 20)
+    by_two = partial(registers._long_share, resident=2)
+    monkeypatch.setattr(registers, "choose_share", lambda packs, pack, points, *rest: by_two(packs, pack, *rest))
+    columns = 3000
+    (step,) = one_kernel_plan(softmax(4096, columns), 16 << 10).steps
+    assert isinstance(step, CudaLaunch)
+    kernel = kernels[step.entry, step.text]
+    assert 2 << 10 < kernel.shared_bytes <= 16 << 10 and "v_pack" in step.text
+    x, y = np.zeros((4096, columns), np.float32), np.full((4096, columns), np.nan, np.float32)
+    x[:3] = np.random.default_rng(0).standard_normal((3, columns))
+    gpu_emulation.load_opencl_kernel(kernel)(x, y, grid=(3, 1, 1))
+    want = np.exp(x[:3] - x[:3].max(1, keepdims=True))
+    np.testing.assert_allclose(y[:3], want / want.sum(1, keepdims=True), rtol=1e-4)
 
 
 @needs_opencl

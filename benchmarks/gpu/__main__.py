@@ -1,8 +1,9 @@
-"""``python -m benchmarks.gpu bundle OUT.zip | run | profile RESULTS.json OUT.sqlite``; see ``docs/decisions/0026``.
+"""``python -m benchmarks.gpu bundle OUT.zip | run | session``; see ``docs/decisions/0026``.
 
 ``bundle`` needs this package, but no GPU.  ``run``, in the unpacked bundle, needs a GPU, CuPy and NumPy only (torch for
-comparisons with torch); it resumes after an interrupt, and repeats failed measurements.  ``profile`` converts its
-results to a profile for ``einnet-explore derive --device profile:OUT.sqlite``.
+comparisons with torch); it resumes after an interrupt, and repeats failed measurements.  ``session`` is a call of it on
+a machine that is lent for minutes: results, logs and plans in one folder; with ``--live`` it runs ``optimize --device
+cuda`` there.  Results are a profile for searches elsewhere: ``einnet-explore derive --device profile:RESULTS.json``.
 """
 
 from __future__ import annotations
@@ -28,9 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     run.add_argument("--seconds", type=float, default=420.0, help="time limit of the whole run (default: 420)")
     run.add_argument("--only", type=_kinds, default=(), metavar="KIND[,KIND]", help="measure these kinds only")
     run.add_argument("--data", type=Path, default=Path("data"), help="data folder of the bundle (default: data)")
-    profile = commands.add_parser("profile", help="convert results to a profile for searches")
-    profile.add_argument("results", type=Path, metavar="RESULTS.json")
-    profile.add_argument("out", type=Path, metavar="OUT.sqlite")
+    session = commands.add_parser("session", help="one call of several, which go on from one another")
+    session.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="results, logs and plans go here")
+    session.add_argument("--seconds", type=float, default=240.0, help="time limit of this call (default: 240)")
+    session.add_argument("--earlier", type=Path, nargs="*", default=[], metavar="RESULTS.json",
+                         help="the first that is there is gone on from; all are updated")  # fmt: skip
+    session.add_argument("--live", action="store_true", help="optimise the bundle's model on this machine instead")
+    session.add_argument("--data", type=Path, default=Path("data"), help="data folder of the bundle (default: data)")
     given = parser.parse_args(argv)
     try:
         match given.command:
@@ -49,10 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
                 return measure(given.data, given.out, given.seconds, given.only)
             case _:
-                from benchmarks.gpu.profile import convert
+                from benchmarks.gpu.session import measure as measure_on
+                from benchmarks.gpu.session import optimise
 
-                print(convert(given.results, given.out))
-                return 0
+                if given.live:
+                    return optimise(given.data, given.out, given.seconds)
+                return measure_on(given.data, given.out, given.seconds, given.earlier)
     except ModuleNotFoundError as error:
         print(f"error: missing {error.name}, which {given.command} needs: pip install {error.name}", file=sys.stderr)
         return 2
@@ -62,11 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _kinds(text: str) -> tuple[str, ...]:
-    from benchmarks.gpu.budget import SHARES
+    from benchmarks.gpu.budget import ENTRY_SECONDS
 
     found = tuple(text.split(","))
-    if unknown := [kind for kind in found if kind not in SHARES]:
-        raise argparse.ArgumentTypeError(f"found kind {unknown[0]!r}, expected some of {', '.join(SHARES)}")
+    if unknown := [kind for kind in found if kind not in ENTRY_SECONDS]:
+        raise argparse.ArgumentTypeError(f"found kind {unknown[0]!r}, expected some of {', '.join(ENTRY_SECONDS)}")
     return found
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
-from benchmarks.gpu.torch_side import COMPILE_MODES
+from benchmarks.gpu.torch_side import COMPILE_MODE, TUNED
 
 Arrays = Mapping[str, Any]
 Make = Callable[[Arrays, Arrays], Callable[[], Any]]
@@ -28,6 +28,10 @@ def baselines(kind: str, settings: Mapping[str, Any], cp: Any, torch: Any | None
                 found["torch"] = _in_torch(torch, _torch_call(kind, settings, torch))
         case "pointwise":
             found = _pointwise(settings["what"], cp, torch)
+        case "product":
+            found = {}
+            if torch is not None and settings["what"] != "band":
+                found["torch"] = _in_torch(torch, _torch_call(kind, settings, torch))
         case "reduction":
             found = _batch_norm(cp) if settings["what"] == "batch norm" else {}
             if torch is not None:
@@ -37,7 +41,9 @@ def baselines(kind: str, settings: Mapping[str, Any], cp: Any, torch: Any | None
         case "table 3" | "band":
             found = {}
         case _:
-            raise ValueError(f"case of kind {kind!r}: expected cast, pointwise, reduction, band, bandwidth or table 3")
+            raise ValueError(
+                f"case of kind {kind!r}: expected cast, pointwise, reduction, product, band, bandwidth or table 3"
+            )
     return found
 
 
@@ -107,24 +113,20 @@ def _in_torch(torch: Any, call: Callable[[Arrays], Any]) -> Make:
 
 
 def compiled_baselines(kind: str, settings: Mapping[str, Any], torch: Any) -> Mapping[str, Make]:
-    """Return the baselines for a case of *kind* that Inductor compiles, if torch is a baseline of it.
-
-    They are tuned or not as ``COMPILE_MODES`` says.
-    """
+    """Return the baselines for a case of *kind* that Inductor compiles when they are first called."""
     torch.compiler.reset()  # as for models
     if kind == "band":
         return _flex_attention(settings, torch)
-    if kind not in ("cast", "pointwise", "reduction"):
+    if kind not in ("cast", "pointwise", "reduction", "product") or settings.get("what") == "band":
         return {}
     call = _torch_call(kind, settings, torch)
-    quick = torch.compile(call, mode=COMPILE_MODES[kind], dynamic=False)
-    return {"torch.compile": _in_torch(torch, quick)}
+    return {"torch.compile": _in_torch(torch, torch.compile(call, mode=COMPILE_MODE, dynamic=False))}
 
 
 def _flex_attention(settings: Mapping[str, Any], torch: Any) -> Mapping[str, Make]:
     """FlexAttention, whose blocks cover the band: as the rows are, and a sequence for every residue of the dilation.
 
-    Only the best form that the sizes have is tuned.
+    The best form that the sizes have is tuned, too: last, since that takes longest.
     """
     flex = import_module("torch.nn.attention.flex_attention")
     rows, half, dilation, heads, features = (settings[n] for n in ("rows", "half", "dilation", "heads", "features"))
@@ -136,25 +138,34 @@ def _flex_attention(settings: Mapping[str, Any], torch: Any) -> Mapping[str, Mak
         return (q - k).abs() <= half
 
     def attention(seen: Any, length: int, mode: str) -> Callable[..., Any]:
-        mask = flex.create_block_mask(seen, None, None, length, length, device="cuda")
+        @cache  # made when it is first called, like what is compiled
+        def block_mask() -> Any:
+            return flex.create_block_mask(seen, None, None, length, length, device="cuda")
+
         attend = torch.compile(flex.flex_attention, mode=mode, dynamic=False)
-        return lambda *qkv: attend(*qkv, block_mask=mask)
+        return lambda *qkv: attend(*qkv, block_mask=block_mask())
 
-    def plain(t: Arrays) -> Any:
-        return whole(*(t[n][None] for n in "qkv"))[0]
+    def plain(mode: str) -> Callable[[Arrays], Any]:
+        whole = attention(as_it_is, rows, mode)
+        return lambda t: whole(*(t[n][None] for n in "qkv"))[0]
 
-    def split(t: Arrays) -> Any:
+    def split(mode: str) -> Callable[[Arrays], Any]:
         shape, length = (heads, rows // dilation, dilation, features), rows // dilation
-        parts = (t[n].view(shape).transpose(1, 2).reshape(1, heads * dilation, length, features) for n in "qkv")
-        out = residue(*parts)
-        return out.view(heads, dilation, length, features).transpose(1, 2).reshape(heads, rows, features)
+        residue = attention(by_residue, length, mode)
 
-    divides = rows % dilation == 0
-    whole = attention(as_it_is, rows, "default" if divides else COMPILE_MODES["band"])
-    found = {"flex attention": plain}
-    if divides:
-        residue = attention(by_residue, rows // dilation, COMPILE_MODES["band"])
-        found["flex attention by residue"] = split
+        def call(t: Arrays) -> Any:
+            parts = (t[n].view(shape).transpose(1, 2).reshape(1, heads * dilation, length, features) for n in "qkv")
+            out = residue(*parts)
+            return out.view(heads, dilation, length, features).transpose(1, 2).reshape(heads, rows, features)
+
+        return call
+
+    found = {"flex attention": plain(COMPILE_MODE)}
+    if rows % dilation:
+        found["flex attention, tuned"] = plain(TUNED)
+    else:
+        found["flex attention by residue"] = split(COMPILE_MODE)
+        found["flex attention by residue, tuned"] = split(TUNED)
     return {name: _in_torch(torch, call) for name, call in found.items()}
 
 
@@ -164,6 +175,10 @@ def _torch_call(kind: str, settings: Mapping[str, Any], torch: Any) -> Callable[
     match kind, settings.get("what"):
         case "cast", _:
             return lambda t: t["x"].to(torch.float16)
+        case "product", "convolution":
+            return lambda t: f.silu(f.conv2d(t["A"], t["W"], t["b"], padding=1))
+        case "product", _:
+            return lambda t: f.relu(torch.addmm(t["b"], t["A"], t["W"]))
         case "reduction", "softmax":
             return lambda t: f.softmax(t["X"], 1)
         case "reduction", "layer norm":

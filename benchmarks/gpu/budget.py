@@ -1,75 +1,60 @@
-"""A strict time limit: kinds of work have shares, entries have parts of them, and omitted work is named."""
+"""A strict time limit: every entry has one of its own, and omitted work is named."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 from types import FrameType
 
-SHARES: Mapping[str, float] = {
-    "checks": 0.03, "ceilings": 0.01, "cases": 0.10, "models": 0.56, "compiled": 0.22, "profiles": 0.05, "parts": 0.03,
+ENTRY_SECONDS: Mapping[str, float] = {
+    "checks": 5, "ceilings": 5, "cases": 10, "parts": 5, "models": 20, "compiled": 40, "profiles": 3,
 }  # fmt: skip
-"""Of the limit; what a kind does not use the next ones have."""
+"""Seconds after which an entry of a kind begins nothing new; a compiler is interrupted then."""
 
-LEAST = 3.0
-"""Seconds that an entry has at least."""
+MIN_ENTRY_SECONDS = 3.0
+"""With less left no entry is begun."""
 
-SLACK = 3.0
-"""An entry may take so many times the even part: few do."""
+
+OVER = "the time of this entry was over"
 
 
 class TimeOver(BaseException):
-    """An entry took longer than its share.  No Exception: nothing that handles mistakes may take it for one."""
+    """A compiler took longer than its entry has.  No Exception: nothing that handles mistakes may take it for one."""
 
 
 class Budget:
-    """*limit* seconds from now on, for *kinds* in this order."""
+    """*limit* seconds from now on."""
 
-    def __init__(self, limit: float, kinds: Sequence[str]) -> None:
-        self.limit, self.began = limit, perf_counter()
-        self.ends: dict[str, float] = {}
-        total = sum(SHARES[kind] for kind in kinds)
-        so_far = 0.0
-        for kind in kinds:
-            so_far += SHARES[kind] / total
-            self.ends[kind] = self.began + limit * so_far
-        self.kind, self.left = kinds[0], 0
+    def __init__(self, limit: float) -> None:
+        self.limit, self.end = limit, perf_counter() + limit
 
-    def begin(self, kind: str, entries: int) -> None:
-        """*kind* is next, with so many *entries*."""
-        self.kind, self.left = kind, entries
-
-    def refused(self, kind: str) -> str | None:
-        """Return why no more of *kind* is started, None while there is time."""
-        over = perf_counter() - self.ends[kind]
-        if over < 0:
+    def refused(self) -> str | None:
+        """Return why no more is started, None while there is time."""
+        if self.end - perf_counter() >= MIN_ENTRY_SECONDS:
             return None
-        share = SHARES[kind] / sum(SHARES[k] for k in self.ends)
-        return f"the time for {kind} ({share * self.limit:.0f} of {self.limit:.0f} s) was over: run again to go on"
+        return f"the time ({self.limit:.0f} s) was over: run again to go on"
 
-    @contextmanager
-    def entry(self, interrupting: bool = False) -> Iterable[float]:  # type: ignore[misc]
-        """Yield the time by which the entry should be done; with *interrupting*, TimeOver is raised in it at that time.
+    def until(self, kind: str) -> float:
+        """Return the time by which an entry of *kind* that begins now should be done."""
+        return min(perf_counter() + ENTRY_SECONDS[kind], self.end)
 
-        Without timer signals (on Windows), it is not raised.
-        """
-        now = perf_counter()
-        seconds = max(LEAST, SLACK * (self.ends[self.kind] - now) / max(1, self.left))
-        seconds = min(seconds, max(LEAST, self.began + self.limit - now))
-        self.left -= 1
-        if not interrupting or not hasattr(signal, "setitimer"):
-            yield now + seconds
-            return
 
-        def over(_number: int, _frame: FrameType | None) -> None:
-            raise TimeOver(f"it took longer than its share of {seconds:.0f} s: run again to go on")
+@contextmanager
+def interrupted_at(until: float) -> Iterable[None]:  # type: ignore[misc]
+    """Raise TimeOver inside at the time *until*.  Without timer signals (on Windows), it is not raised."""
+    if not hasattr(signal, "setitimer") or until == float("inf"):
+        yield
+        return
 
-        before = signal.signal(signal.SIGALRM, over)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        try:
-            yield now + seconds
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+    def over(_number: int, _frame: FrameType | None) -> None:
+        raise TimeOver(f"{OVER}: interrupted")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, max(0.001, until - perf_counter()))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

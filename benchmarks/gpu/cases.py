@@ -115,12 +115,63 @@ REDUCTIONS: Mapping[str, Callable[..., Program]] = {
 }
 
 
+HOPPER_SHARED_BYTES = 227 << 10
+"""Shared memory that a block may have from sm_90 on."""
+
+
 def reduction(name: str, *shape: int) -> Case:
     """Softmax or a normalisation: one kernel, a kernel an operation; at least, elements are read and written once."""
     program = REDUCTIONS[name](*shape)
     plans = {"fused": one_kernel_plan(program), "unfused": unfused(program)}
+    larger = one_kernel_plan(program, HOPPER_SHARED_BYTES)
+    if larger.steps != plans["fused"].steps:
+        plans[f"fused, {HOPPER_SHARED_BYTES >> 10} KiB shared"] = larger
     label = f"{name} {'x'.join(map(str, shape))}"
     return Case(label, "reduction", plans, 8 * prod(shape), settings={"what": name, "shape": list(shape)})
+
+
+def product(rows: int, depth: int, columns: int, dtype: str) -> Case:
+    """A linear layer with its bias and ReLU, which are the epilogue of one library call; tensors of *dtype*."""
+    program = parse(f"""
+        tensor A[{rows}, {depth}] {dtype}
+        tensor W[{depth}, {columns}] {dtype}
+        tensor b[{columns}] {dtype}
+        P[i:{rows}, j:{columns}] = sum[k:{depth}] A[i, k] * W[k, j]
+        Y[i:{rows}, j:{columns}] = {dtype}(relu(P[i, j] + b[j]))""")
+    apart = replace(cuda_plan(replace(program, outputs=("P", "Y"))), outputs=("Y",))
+    label = f"linear layer with ReLU, {dtype} {rows}x{depth}x{columns}"
+    return _product(label, "linear layer", program, 2 * rows * depth * columns, {"without epilogue": apart})
+
+
+def half_convolution(n: int, c: int, side: int, f: int) -> Case:
+    """A 3x3 convolution of halves, its bias and swish, on tensor cores as one kernel."""
+    program = parse(f"""
+        tensor A[{n}, {c}, {side}, {side}] pad [0, 0, 1, 1] float16
+        tensor W[{f}, {c}, 3, 3] float16
+        tensor b[{f}] float16
+        P[n:{n}, f:{f}, h:{side}, w:{side}] = sum[c:{c}, r:3, s:3] A[n, c, h+r-1, w+s-1] * W[f, c, r, s]
+        Z[n:{n}, f:{f}, h:{side}, w:{side}] = P[n, f, h, w] + b[f]
+        Y[n:{n}, f:{f}, h:{side}, w:{side}] = float16(Z[n, f, h, w] * sigmoid(Z[n, f, h, w]))""")
+    label = f"convolution with swish, float16 {n}x{c}x{side}x{side} to {f}"
+    return _product(label, "convolution", program, 18 * n * f * c * side * side)
+
+
+def half_band(heads: int, rows: int, depth: int, half: int, dilation: int) -> Case:
+    """G2BMM of halves: products of rows with the rows of a dilated band, on tensor cores."""
+    width, reach = 2 * half + 1, half * dilation
+    program = parse(f"""
+        tensor A[{heads}, {rows}, {depth}] float16
+        tensor B[{heads}, {rows}, {depth}] pad [0, {reach}, 0] float16
+        Y[b:{heads}, i:{rows}, w:{width}] = sum[k:{depth}] A[b, i, k] * B[b, i+{dilation}*w-{reach}, k]""")
+    label = f"G2BMM, float16 {heads}x{rows}x{depth}, {width}"
+    return _product(label, "band", program, 2 * heads * rows * width * depth)
+
+
+def _product(label: str, what: str, program: Program, flops: int, more: Mapping[str, CudaPlan] | None = None) -> Case:
+    ours = cuda_plan(program)
+    tensors_ = (*program.inputs, *(e.tensor for e in program.equations if e.name in program.outputs))
+    nbytes = sum(prod(t.shape) * (2 if t.dtype == "float16" else 4) for t in tensors_)
+    return Case(label, "product", {"ours": ours, **(more or {})}, nbytes, flops, {"what": what})
 
 
 def band(rows: int, half: int) -> Case:

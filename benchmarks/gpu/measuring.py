@@ -15,6 +15,7 @@ import numpy as np
 
 from benchmarks.gpu import torch_side, whole
 from benchmarks.gpu.baselines import COPY, baselines, compiled_baselines
+from benchmarks.gpu.budget import OVER, TimeOver, interrupted_at
 from einnet_explore.runtime.cuda.composition import choose_plan
 from einnet_explore.runtime.cuda.rates import measure_rates
 from einnet_explore.runtime.cuda.steps import agreement_in, cuda_plan_from_json
@@ -64,7 +65,7 @@ def error_of(want: Any, got: Any, library: Any = np) -> float:
     return difference / (largest or 1.0)
 
 
-def told(error: Exception) -> str:
+def told(error: BaseException) -> str:
     """An error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
@@ -131,7 +132,7 @@ class Bench:
             else:
                 others = baselines(kind, settings, self.cp, self.torch)
             for name, make in others.items():
-                held.baseline(name, lambda make=make: [make(feed, weights) for feed in feeds])  # type: ignore[misc]
+                held.baseline(name, lambda make=make: [make(feed, weights) for feed in feeds], compiled)  # type: ignore[misc]
         found = held.measured(next((name for name in ("after", *plans) if name in held.calls), None))
         times = {name: one["seconds"] for name, one in found["times"].items()}
         flops = case["flops"]
@@ -141,7 +142,7 @@ class Bench:
             "in_rotation": copies,
             "settings": settings,
             "precision": precision,
-            **({"compile_mode": torch_side.COMPILE_MODES[kind]} if compiled else {}),
+            **({"compile_mode": torch_side.COMPILE_MODE} if compiled else {}),
         }
 
     def part(self, key: str, precision: str) -> dict[str, Any]:
@@ -184,7 +185,7 @@ class Bench:
                 given = [self.torch.from_numpy(x).cuda() for x in feeds.values()]
                 calls = (torch_side.compiled if compiled else torch_side.calls)(self.torch, made, given)
                 for name, call in calls.items():
-                    held.baseline(name, lambda call=call: [call])  # type: ignore[misc]
+                    held.baseline(name, lambda call=call: [call], compiled)  # type: ignore[misc]
         found = held.measured("ours")
         others: Mapping[str, float] = found["ratios"]
         return found | {
@@ -194,7 +195,7 @@ class Bench:
             "parts": len(model["parts"]),
             "precision": precision,
             "numerics": plans["ours"].numerics,
-            **({"compile_mode": torch_side.COMPILE_MODES["model"]} if compiled else {}),
+            **({"compile_mode": torch_side.COMPILE_MODE} if compiled else {}),
         }
 
     def profile(self, one: Mapping[str, Any]) -> dict[str, Any]:
@@ -318,16 +319,21 @@ class _Held:
             self.calls[name] = made
             self.graphs.append(name)
 
-    def baseline(self, name: str, make: Callable[[], Sequence[Callable[[], Any]]]) -> None:
-        """Calls that somebody else makes; as graphs where that can be."""
+    def baseline(self, name: str, make: Callable[[], Sequence[Callable[[], Any]]], compiled: bool = False) -> None:
+        """Calls that somebody else makes; as graphs where that can be.
+
+        *compiled*: the first call compiles, which is interrupted when the entry's time is over.  Nothing else is: a
+        capture that is cut off leaves its stream unusable.
+        """
         if self._is_late(name):
             return
         try:
-            made = list(make())
-            output = self.bench.cp.asarray(made[0]())
+            with interrupted_at(self.bench.until if compiled else float("inf")):
+                made = list(make())
+                output = self.bench.cp.asarray(made[0]())
             if name != COPY:
                 self._compare(name, output)
-        except Exception as error:
+        except (Exception, TimeOver) as error:
             self.failures[name] = told(error)
             return
         try:
@@ -341,7 +347,7 @@ class _Held:
         """Whether the entry's time is over while something is there to be measured; then *name* is left out."""
         late = bool(self.calls) and perf_counter() > self.bench.until
         if late:
-            self.failures[name] = "the time of this entry was over: left out"
+            self.failures[name] = f"{OVER}: left out"
         return late
 
     def _compare(self, name: str, output: Any) -> None:

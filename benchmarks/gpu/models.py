@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.zoo import across as kinds
 from einnet_evaluation.models import MODELS, write
 from einnet_explore.cost.model import work
 from einnet_explore.ir import Program
@@ -22,10 +23,12 @@ from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.gpu_parts import ModelPart, library_plan, other_plans, split_into_parts
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.strategies.options import Cost
-from einnet_explore.support.errors import BackendError
 
 SMALLER: Mapping[tuple[str, int], int] = {("longformer", 16): 1000}
 """Sizes that are not the published ones: torch holds all windows of a head at once."""
+
+ACROSS = ("causal_4096x64", "gated_2048x64", "linear_8x1024x64", "mean_64x64x56", "rows_128x1024x1024")
+"""Programs of ``benchmarks.zoo.across`` whose operators are factored, or whose attention is cut into chunks."""
 
 STORED = 4096
 """Weights of at most so many elements are in the bundle as they are: statistics and shifts are not like others."""
@@ -48,8 +51,8 @@ class Collected:
         self.note(label)
         try:
             told = [self._part(part) for part in split_into_parts(model)]
-        except (ValueError, BackendError) as error:
-            self.left_out[label] = " ".join(str(error).split())[:300]
+        except Exception as error:  # one that fails must not cost the others: the bundle names it
+            self.left_out[label] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             return
         by_torch = in_torch(model)
         used = {value for part in told for value in part["names"].values()} | set((by_torch or {}).get("arguments", ()))
@@ -122,7 +125,9 @@ def collected(
     note: Callable[[str], object] = lambda _: None,
     files: Iterable[Path] = (),
 ) -> Collected:
-    """All models at batch 1 and 16; *quick*: a small one.  Where *files* are named, those models instead.
+    """All models at batch 1, those of ``ACROSS``, all at batch 16; *quick*: two small ones.
+
+    Where *files* are named, those models instead.
 
     Raises ModelError for a file that cannot be read.
     """
@@ -132,8 +137,15 @@ def collected(
         found.add(path.stem, load_model(path, {}))
     if paths:
         return found
-    wanted = [("fsrcnn", 1, 8)] if quick else [(m.name, batch, None) for batch in (1, 16) for m in MODELS]
-    for name, batch, size in wanted:
-        smaller = SMALLER.get((name, batch), size)
-        found.add(f"{name}, batch {batch}", load_model(write(name, batch, smaller), {}))
+    if quick:
+        found.add("fsrcnn, batch 1", load_model(write("fsrcnn", 1, 8), {}))
+        found.add("causal linear attention, 64x8", load_model(kinds.causal_attention(False, 64, 8), {}))
+        return found
+    for batch in (1, 16):
+        for model in MODELS:
+            size = SMALLER.get((model.name, batch))
+            found.add(f"{model.name}, batch {batch}", load_model(write(model.name, batch, size), {}))
+        for kind in kinds.ACROSS if batch == 1 else ():
+            if kind.name in ACROSS:
+                found.add(kind.title, load_model(kind.write(), {}))
     return found

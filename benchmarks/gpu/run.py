@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,18 +18,21 @@ import numpy as np
 
 from benchmarks.gpu import whole
 from benchmarks.gpu.alone import there
-from benchmarks.gpu.budget import Budget, TimeOver
+from benchmarks.gpu.budget import OVER, Budget
 from benchmarks.gpu.measuring import Bench, error_of, ratios, summary
 
 __all__ = ["SAVED", "Session", "error_of", "ratios", "resumed", "run", "summary", "wanted"]
 
-SAVED = ("checks", "ceilings", "cases", "models", "compiled", "profiles", "parts")
-"""Kinds of measurements, the most valuable first; the parts of a model are measured before it."""
+SAVED = ("checks", "ceilings", "models", "compiled", "cases", "profiles", "parts")
+"""Kinds of measurements; the parts of a model are measured before it."""
 
 PRECISIONS = ("float32", "tf32")
 
-SAVE_SECONDS = 2.0
+SAVE_SECONDS = 0.5
 """Results are written so often at most: all of them are written, which takes longer than many measurements."""
+
+MAX_QUICK_COMPILED = 1
+"""Cases of each kind that torch compiles in a quick bundle: a compilation takes seconds."""
 
 
 def run(data: Path, out: Path, limit: float = 420.0, only: Collection[str] = ()) -> int:
@@ -69,44 +72,76 @@ def resumed(out: Path, head: Mapping[str, Any]) -> dict[str, Any]:
     return held
 
 
-def wanted(manifest: Mapping[str, Any], with_torch: bool = True) -> dict[str, tuple[str, ...]]:
-    """The names of all that is to be done, by kind; without torch nothing is compiled by it."""
-    precise = [
-        f"{case['name']}{mark(precision)}"
-        for case in manifest["cases"]
-        for precision in (PRECISIONS if by_library(case["plans"]) else PRECISIONS[:1])
-    ]
+def wanted(manifest: Mapping[str, Any], with_torch: bool = True) -> tuple[tuple[str, str], ...]:
+    """Return (kind, name) of all that is to be done, the most valuable first; without torch nothing is compiled by it.
+
+    These are whole models at their first batch in float32, attention to a band, Table 3, reductions and products, what
+    is bound by memory, then other precisions and batches.
+    """
+    first: dict[str, str] = {}
+    for model in manifest["models"]:
+        first.setdefault(model["name"].partition(",")[0], model["name"])
+    models = [m["name"] for m in manifest["models"]]
+    early = [name for name in models if name in first.values()]
+    late = [name for name in models if name not in early]
+    cases = {kind: [c for c in manifest["cases"] if c["kind"] == kind] for kind in CASE_KINDS}
+    found: list[tuple[str, str]] = [("checks", check["name"]) for check in manifest["checks"]]
+    found.append(("ceilings", "all"))
+
+    def add_models(names: Iterable[str], precision: str) -> None:
+        for name in names:
+            found.extend((kind, f"{name}{mark(precision)}") for kind in ("models", "compiled"))
+
+    def add_cases(kind: str, precision: str) -> None:
+        for n, case in enumerate(cases[kind]):
+            name = f"{case['name']}{mark(precision)}"
+            if precision == PRECISIONS[0] or by_library(case["plans"]):
+                found.append(("cases", name))
+            # Products of a band are torch's only; our own kernels are the same in every precision.
+            is_compiled = kind in COMPILED and (precision == PRECISIONS[0] or kind == "band")
+            if is_compiled and not (manifest["quick"] and n >= MAX_QUICK_COMPILED):
+                found.append(("compiled", name))
+
+    exact, *others = PRECISIONS
+    add_models(early, exact)
+    for kind in CASE_KINDS:
+        add_cases(kind, exact)
+    for precision in others:
+        add_models(early, precision)
+        for kind in CASE_KINDS:
+            add_cases(kind, precision)
+    for precision in PRECISIONS:
+        add_models(late, precision)
     parts = {part["way"]: None for model in manifest["models"] for part in model["parts"]}
-    models = [f"{m['name']}{mark(p)}" for p in PRECISIONS for m in manifest["models"]]
-    # Products of a band are torch's only; our own kernels are the same in every precision.
-    compiled = [
-        f"{c['name']}{mark(p)}"
-        for c in manifest["cases"]
-        if c["kind"] in COMPILED
-        for p in (PRECISIONS if c["kind"] == "band" else PRECISIONS[:1])
-    ] + models
-    return {
-        "checks": tuple(check["name"] for check in manifest["checks"]),
-        "ceilings": ("all",),
-        "cases": tuple(precise),
-        "parts": tuple(
-            f"{key}{mark(p)}"
-            for p in PRECISIONS
-            for key in parts
-            if p == PRECISIONS[0] or by_library(manifest["ways"][key]["plans"])
-        ),
-        "models": tuple(models),
-        "profiles": tuple(" ".join(one["key"]) for one in manifest["profiles"]),
-        "compiled": tuple(compiled) if with_torch else (),
-    }
+    found += [
+        ("parts", f"{key}{mark(p)}")
+        for p in PRECISIONS
+        for key in parts
+        if p == exact or by_library(manifest["ways"][key]["plans"])
+    ]
+    found += [("profiles", " ".join(one["key"])) for one in manifest["profiles"]]
+    return tuple((kind, name) for kind, name in found if with_torch or kind != "compiled")
 
 
-def unfinished(names: Iterable[str], done: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return those of *names* that are not among *done*, or failed there."""
-    return [name for name in names if "failure" in done.get(name, {"failure": ""})]
+def unfinished(
+    entries: Iterable[tuple[str, str]], done: Mapping[str, Any], ended_in: Collection[str] = ()
+) -> list[tuple[str, str]]:
+    """Return those of *entries* that are not among *done*, or not whole there.
+
+    What failed, what a compiler had no time for, and what a run *ended_in* comes last.
+    """
+
+    def is_whole(one: Mapping[str, Any]) -> bool:
+        return "failure" not in one and not any(OVER in why for why in one.get("failures", {}).values())
+
+    left = [(kind, name) for kind, name in entries if not is_whole(done[kind].get(name, {"failure": ""}))]
+    return sorted(left, key=lambda entry: entry[1] in done[entry[0]] or " ".join(entry) in ended_in)
 
 
-COMPILED = ("cast", "pointwise", "reduction", "band")
+CASE_KINDS = ("band", "table 3", "reduction", "product", "bandwidth", "cast", "pointwise")
+"""Kinds of cases, the most valuable first."""
+
+COMPILED = ("band", "reduction", "product", "cast", "pointwise")
 """Kinds of cases that torch compiles too."""
 
 
@@ -144,38 +179,30 @@ class Session:
         self.layer, self.manifest, self.out, self.kinds = layer, manifest, out, kinds
         self.cp = layer.cupy_package()
         self.torch = self._torch()
-        self.budget = Budget(limit, kinds)
+        self.budget = Budget(limit)
         head = {"bundle": bundle, "device": asdict(layer.cuda_device()), "versions": self._versions()}
         self.results = resumed(out, head)
         self.results.setdefault("begun", datetime.now(UTC).isoformat(timespec="seconds"))
         self.results["left_out"] = manifest["left_out"]
         self.results["skipped"] = {}
         self.saved = perf_counter()
+        self.running = out.with_name(f"{out.name}.running")
+        if self.running.exists():  # an earlier run was killed in it: it may happen again
+            self.results.setdefault("ended_in", []).append(self.running.read_text())
         self.bench = Bench(layer, data, manifest, self.torch)
 
     def run(self) -> int:
         """Measure everything of ``kinds``, the most valuable first; save every ``SAVE_SECONDS`` and at the end."""
-        names = wanted(self.manifest, self.torch is not None)
-        acts: Mapping[str, Callable[[str], dict[str, Any]]] = {
-            "checks": lambda name: self.bench.check(self._named("checks", name)),
-            "ceilings": lambda _: self.bench.ceilings(),
-            "cases": self._case,
-            "parts": lambda name: self.bench.part(*unmarked(name)),
-            "models": lambda name: self._model(name, False),
-            "profiles": lambda name: self.bench.profile(self._named("profiles", name)),
-            "compiled": self._compiled,
-        }
-        for kind in self.kinds:
-            todo = unfinished(names[kind], self.results[kind])
-            before = {name: self._unmeasured_parts(name) if kind == "models" else [] for name in todo}
-            self.budget.begin(kind, len(todo) + sum(map(len, before.values())))
-            for name in todo:
-                for part in before[name]:
-                    if part not in self.results["parts"]:
-                        self._once("parts", part, acts["parts"], kind)
-                self._once(kind, name, acts[kind])
+        entries = [(kind, name) for kind, name in wanted(self.manifest, self.torch is not None) if kind in self.kinds]
+        for kind, name in unfinished(entries, self.results, self.results.get("ended_in", ())):
+            if kind == "models":
+                for part in self._unmeasured_parts(name):
+                    self._once("parts", part)
+            if kind != "parts" or name not in self.results["parts"]:
+                self._once(kind, name)
+        self.running.unlink(missing_ok=True)
         self._save()
-        left = [f"{kind} {name}" for kind in self.kinds for name in names[kind] if name not in self.results[kind]]
+        left = [name for kind, name in entries if name not in self.results[kind]]
         wrong = [n for kind in self.kinds for n, r in self.results[kind].items() if r.get("wrong")]
         failed = [n for kind in self.kinds for n, r in self.results[kind].items() if "failure" in r]
         print(f"{self.out}: {len(left)} left, {len(wrong)} wrong ({', '.join(wrong)}), {len(failed)} failed")
@@ -188,21 +215,33 @@ class Session:
         exact = (f"{k}{mark(precision)}" if by_library(self.manifest["ways"][k]["plans"]) else k for k in keys)
         return [name for name in exact if name not in self.results["parts"]]
 
-    def _once(self, kind: str, name: str, act: Callable[[str], dict[str, Any]], share: str = "") -> None:
-        """Measure the entry *name* of *kind* in the time of the kind *share* (default: its own)."""
-        if (why := self.budget.refused(share or kind)) is not None:
+    def _act(self, kind: str, name: str) -> dict[str, Any]:
+        match kind:
+            case "checks":
+                return self.bench.check(self._named("checks", name))
+            case "ceilings":
+                return self.bench.ceilings()
+            case "cases":
+                return self._case(name)
+            case "parts":
+                return self.bench.part(*unmarked(name))
+            case "models":
+                return self._model(name, False)
+            case "profiles":
+                return self.bench.profile(self._named("profiles", name))
+            case _:
+                return self._compiled(name)
+
+    def _once(self, kind: str, name: str) -> None:
+        """Measure the entry *name* of *kind*, and save what is known by then, so that a kill loses little."""
+        if (why := self.budget.refused()) is not None:
             self.results["skipped"][f"{kind} {name}"] = why
             return
         began = perf_counter()
+        self.running.write_text(f"{kind} {name}")
         try:
-            # Only compilers are interrupted: a capture that is cut off leaves its stream unusable.
-            with self.budget.entry(interrupting=kind == "compiled") as until:
-                self.bench.until = until
-                found = act(name)
-        except TimeOver as over:
-            self.results["skipped"][f"{kind} {name}"] = str(over)
-            print(f"{kind} {name}: skipped: {over}", flush=True)
-            return
+            self.bench.until = self.budget.until(kind)
+            found = self._act(kind, name)
         except Exception as error:  # one that fails must not cost the others: it is told as what it is
             found = {"failure": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}
         took = perf_counter() - began
@@ -210,7 +249,7 @@ class Session:
         if self.torch is not None:
             self.torch.cuda.empty_cache()
         self.results[kind][name] = found | {"took": took}
-        if perf_counter() - self.saved > SAVE_SECONDS:
+        if max(took, perf_counter() - self.saved) > SAVE_SECONDS:
             self._save()
         said = found.get("failure") or found.get("error") or found.get("ratios") or "done"
         lost = "".join(f"; {way}: {why[:100]}" for way, why in found.get("failures", {}).items())
@@ -258,6 +297,10 @@ class Session:
     def _torch(self) -> ModuleType | None:
         if not there("torch"):
             return None
-        import torch
+        try:
+            import torch
 
-        return torch if torch.cuda.is_available() else None
+            return torch if torch.cuda.is_available() else None
+        except (ImportError, OSError, RuntimeError) as error:  # its libraries do not load: nothing else needs it
+            print(f"torch is left out: {' '.join(str(error).split())[:200]}", flush=True)
+            return None

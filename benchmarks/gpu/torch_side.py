@@ -8,14 +8,12 @@ from typing import Any
 
 Call = Callable[[], Any]
 
-TUNED = "max-autotune-no-cudagraphs"
-"""The mode of ``torch.compile`` that times variants of products; the runner makes graphs itself."""
+COMPILE_MODE, TUNED = "default", "max-autotune-no-cudagraphs"
+"""Modes of ``torch.compile``; the second one times variants of products, which takes seconds a kernel.
 
-COMPILE_MODES: Mapping[str, str] = {
-    "cast": "default", "pointwise": "default", "reduction": "default", "band": TUNED, "model": "default",
-}  # fmt: skip
-"""Of what is compiled: streams of memory have little to tune, tuning takes seconds a kernel, and the convolutions of
-models are cuDNN's in every mode."""
+Streams of memory have little to tune, the convolutions of models are cuDNN's in every mode, and the runner makes graphs
+itself.  Attention is tuned last, after it was measured as it is.
+"""
 
 
 def module(torch: Any, told: Mapping[str, Any], weights: Mapping[str, Any], device: str = "cuda") -> Any:
@@ -80,7 +78,7 @@ def compiled(torch: Any, built: Any, feeds: list[Any]) -> dict[str, Call]:
     found: dict[str, Call] = {}
     torch.compiler.reset()  # beyond eight recompilations of a function torch runs it uncompiled, and does not say so
     for name, (made, given) in variants(torch, built, feeds).items():
-        quick = torch.compile(made, mode=COMPILE_MODES["model"], dynamic=False)
+        quick = torch.compile(made, mode=COMPILE_MODE, dynamic=False)
 
         def run(quick: Any = quick, given: list[Any] = given) -> Any:
             with torch.no_grad():

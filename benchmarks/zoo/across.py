@@ -63,7 +63,7 @@ def _pairs(n: int, depth: int) -> onnx.ModelProto:
     return finished(b, {"v": (n, depth)}, b.node("ReduceSum", products, keepdims=0))
 
 
-def _causal(gated: bool, length: int, depth: int) -> onnx.ModelProto:
+def causal_attention(gated: bool, length: int, depth: int) -> onnx.ModelProto:
     """M(Q Kᵀ) V for the mask M of positions that are not later; *gated*: the scores fade by exp(L - Lᵀ)."""
     b = Builder("causal", seed=67)
     scores = b.node("MatMul", "Q", b.node("Transpose", "K", perm=[1, 0]))
@@ -87,8 +87,8 @@ def _kinds() -> Iterable[Kind]:
         ("mean", "mean of a 3x3 convolution", _mean, ((64, 64, 56), (128, 128, 28), (256, 256, 14))),
         ("upsampled", "1x1 convolution of an upsampling", _upsampled, ((64, 32, 28), (256, 64, 14), (128, 64, 28))),
         ("pairs", "sum of all ⟨v_i, v_j⟩", _pairs, ((2048, 32), (1024, 64), (4096, 16))),
-        ("causal", "causal linear attention", partial(_causal, False), ((4096, 64), (2048, 64), (1024, 64))),
-        ("gated", "gated linear attention", partial(_causal, True), ((4096, 64), (2048, 64), (1024, 64))),
+        ("causal", "causal linear attention", partial(causal_attention, False), ((4096, 64), (2048, 64), (1024, 64))),
+        ("gated", "gated linear attention", partial(causal_attention, True), ((4096, 64), (2048, 64), (1024, 64))),
     )
     for name, title, write, sizes in shapes:
         for size in sizes:

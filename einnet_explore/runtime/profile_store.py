@@ -273,7 +273,7 @@ def _least(times: Iterable[tuple[ProfileKey, float]]) -> dict[ProfileKey, float]
 
 
 PROFILE_PREFIX = "profile:"
-"""Prefix of a device's name that is a file: ``profile:h100.sqlite``, or ``profile:all.sqlite#H100``."""
+"""Prefix of a device's name that is a file: ``profile:h100.sqlite``, ``all.sqlite#H100``, ``gpu.json``."""
 
 RATES = ("peak_flops", "memory_bandwidth", "cache_bandwidth", "cache_bytes", "call_seconds")
 """The rates of a device that a roofline needs; a recording may have more numbers."""
@@ -317,16 +317,18 @@ def record_rates(path: Path, device: str, library: str, rates: Mapping[str, floa
 
 
 def load_recorded_profile(name: str, threads: int | None = None) -> RecordedProfile:
-    """The recording with *name* ``FILE.sqlite`` or ``FILE.sqlite#DEVICE``; the file is only read.
+    """The recording with *name* ``FILE.sqlite``, ``FILE.sqlite#DEVICE`` or ``FILE.json``; the file is only read.
 
-    *DEVICE* is a part of the device's or the libraries' names.  Raises BackendError, with what was found, for a file
-    that is missing, no SQLite file, no profile store or empty; where several recordings fit or none does; and for rates
-    that are not numbers.
+    ``FILE.json`` has the results of ``python -m benchmarks.gpu`` on a GPU.  *DEVICE* is a part of the device's or the
+    libraries' names.  Raises BackendError, with what was found, for a file that is missing, no SQLite file, no profile
+    store or empty; where several recordings fit or none does; and for rates that are not numbers.
     """
     text, _, wanted = name.partition("#")
     path = Path(text)
     if not path.is_file():
         raise BackendError(f"profile {text or '(no name)'}: found no such file, expected {PROFILE_PREFIX}FILE.sqlite")
+    if path.suffix == ".json":
+        return _gpu_results(path)
     try:
         uri = f"{path.absolute().as_uri()}?mode=ro"
         with closing(sqlite3.connect(uri, uri=True, timeout=20)) as connection:
@@ -347,6 +349,27 @@ def load_recorded_profile(name: str, threads: int | None = None) -> RecordedProf
             found = f"{key.operator} {key.shapes} takes {seconds!r} seconds"
             raise BackendError(f"profile {path}: {found}, expected a positive number")
     return RecordedProfile(path, *chosen, rates.get(chosen, {}), _least(mine))
+
+
+def _gpu_results(path: Path) -> RecordedProfile:
+    """The rates, and the times of equations, in the results of ``python -m benchmarks.gpu``."""
+    try:
+        held = json.loads(path.read_text())
+        rates, told, profiles = held["ceilings"]["all"]["rates"], held["device"], held["profiles"]
+        device, library = (
+            f"CUDA {told['name']}",
+            f"driver {told['driver']} runtime {told['runtime']} {told['libraries']}",
+        )
+        _check_rates(str(path), rates)
+        times: dict[ProfileKey, float] = {}
+        for one in profiles.values():
+            if "seconds" in one:
+                operator, attributes, shapes, dtype = one["key"]
+                key = ProfileKey(operator, attributes, shapes, dtype, 1, device, library)
+                times[key] = float(one["seconds"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BackendError(f"profile {path}: found no complete results of a GPU ({error!r})") from None
+    return RecordedProfile(path, device, library, 1, rates, times)
 
 
 def _select_recording(

@@ -1,8 +1,10 @@
-r"""Fused kernels of known sizes whose threads keep their elements in registers from stage to stage.
+r"""Fused kernels of known sizes whose threads keep their elements in registers or shared memory from stage to stage.
 
 Thread :math:`t` of :math:`P` has the packs :math:`t + kP` of a point: what several nests read or write is loaded once,
-by transfers of 16 bytes, and stored once.  Registers hold the first packs of each thread; the rest, where there are
-more, goes through memory as in ``gpu``.
+by transfers of 16 bytes, and stored once.  Registers hold the first packs of each thread, shared memory the next ones;
+the rest, where there are more, goes through memory as in ``gpu``.  A thread accesses no packs but its own, so that
+shared memory needs no barriers; it is used where registers alone would leave room for a single block on a
+multiprocessor, whose loads, reductions and stores nothing overlaps.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log2, prod
+from types import MappingProxyType
 
 import numpy.typing as npt
 
@@ -42,6 +45,24 @@ ELEMENTS, FEW_ELEMENTS = 16, 4
 MANY_POINTS = 1024
 """Points of the grid that fill a GPU."""
 
+OVERLAPPED_POINTS = 2 * 132
+"""Points of the grid from which shared memory for two blocks at a time pays: two a multiprocessor of an H100."""
+
+LONG_POINT_THREADS = 512
+"""Threads of a block whose elements are in shared memory, two of which fit a multiprocessor."""
+
+MAX_SHARED_BYTES = 99 << 10
+"""Shared memory of a block on every device from sm_80 on; 227 KiB on sm_90 and sm_100."""
+
+MULTIPROCESSOR_SHARED_BYTES, OTHER_SHARED_BYTES = 228 << 10, 10 << 10
+"""Shared memory of a multiprocessor from sm_90 on, and what a block needs for all but the elements that it holds."""
+
+LOADS_IN_FLIGHT = 4
+"""Packs that a thread loads before it uses the first one; more than these take registers for their addresses."""
+
+MIN_HELD_SHARE = 0.75
+"""One block that holds this part of a point is better than two which hold less."""
+
 LARGE_POINT_ELEMENTS = 4096
 """Elements of a point that as many threads as possible are worth if there are few points."""
 
@@ -57,9 +78,10 @@ Places = Mapping[str, tuple[Iterator, ...]]
 
 @dataclass(frozen=True)
 class Share:
-    """*threads* threads share *packs* of *pack* elements of a point; each holds its first *held* packs in registers.
+    """*threads* threads share *packs* of *pack* elements of a point.
 
-    A block computes *points* points.
+    Each holds its first *held* packs in registers, and the next *shared* ones in shared memory.  A block computes
+    *points* points; *resident* blocks at a time should fit a multiprocessor (0: no matter).
     """
 
     threads: int
@@ -67,11 +89,21 @@ class Share:
     packs: int
     held: int
     points: int = 1
+    shared: int = 0
+    resident: int = 0
+
+    @property
+    def kept(self) -> int:
+        """Packs of a thread that stay with it."""
+        return self.held + self.shared
 
 
-def held_launch(fused: FusedKernel, shapes: Shapes, dtype: npt.DTypeLike = "float32") -> tuple[FusedLayout, Kernel]:
+def held_launch(
+    fused: FusedKernel, shapes: Shapes, dtype: npt.DTypeLike = "float32", shared_bytes: int = MAX_SHARED_BYTES
+) -> tuple[FusedLayout, Kernel]:
     """Return the layout of *fused* for contiguous arrays of *shapes*, aligned to 16 bytes, and its kernel.
 
+    A block has at most *shared_bytes* of shared memory.
     Where points lie along memory, or nests have different axes, it is the kernel of ``gpu_launch``.  Raises Refused for
     other shapes.
     """
@@ -93,14 +125,20 @@ def held_launch(fused: FusedKernel, shapes: Shapes, dtype: npt.DTypeLike = "floa
     pack = _pack_size(flat, kind, inner, places)
     near = {m: own for m, own in places.items() if _is_packed(flat, own, m, inner, pack)}
     held = tuple(m for m, own in near.items() if len(_using_nests(fused, m)) > 1 and set(inner) <= set(own))
-    share = choose_share(elements // pack, pack, flat.points, len(held))
-    return flat, write_kernel(RegisterWriter(flat, share.threads, share, inner, near, held, points=share.points), kind)
+    slots = _slots(fused, kind, held)
+    nbytes = sum({slot: fused.type_of(m, kind).stored.size for m, slot in slots.items()}.values())
+    share = choose_share(elements // pack, pack, flat.points, len({*slots.values()}), nbytes, shared_bytes)
+    writer = RegisterWriter(flat, share.threads, share, inner, near, held, slots, points=share.points)
+    return flat, replace(write_kernel(writer, kind), resident=share.resident)
 
 
-def choose_share(packs: int, pack: int, points: int, memories: int) -> Share:
-    """Return how *packs* packs of each of *points* points are shared, of which *memories* arrays are held.
+def choose_share(
+    packs: int, pack: int, points: int, memories: int, nbytes: int = 4, shared_bytes: int = MAX_SHARED_BYTES
+) -> Share:
+    """Return how *packs* packs of each of *points* points are shared, of which *memories* arrays are held at a time.
 
     Idle lanes cost as much as the same share of the threads, and a factor of two from the wanted elements a twentieth.
+    An element of all arrays has *nbytes*; a block has *shared_bytes* at most.
     """
     wanted = ELEMENTS if points >= MANY_POINTS else FEW_ELEMENTS
     found: list[tuple[float, Share]] = []
@@ -109,20 +147,62 @@ def choose_share(packs: int, pack: int, points: int, memories: int) -> Share:
         if threads > WARP:
             lanes = -(-threads // WARP) * WARP
             threads = min(lanes, MAX_BLOCK_THREADS) if threads * each != packs else threads
-        if threads <= MAX_BLOCK_THREADS and each <= _held_packs(threads, pack, memories):
+        if packs <= threads * each and each <= _held_packs(threads, pack, memories):
             score = packs / (lanes * each) - abs(log2(each * pack / wanted)) / 20
             together = max(n for n in range(1, max(1, SMALL_BLOCK_THREADS // threads) + 1) if points % n == 0)
             found.append((score, Share(threads, pack, packs, each, together)))
-    if found:
-        return max(found, key=lambda pair: pair[0])[1]
-    most = _held_packs(MAX_BLOCK_THREADS, pack, memories) if memories else 0
-    return Share(min(packs, MAX_BLOCK_THREADS), pack, packs, most)
+    best = max(found, key=lambda pair: pair[0])[1] if found else None
+    if best is not None and (points < OVERLAPPED_POINTS or best.held <= _held_packs(2 * best.threads, pack, memories)):
+        return best
+    if not memories:
+        return Share(min(packs, MAX_BLOCK_THREADS), pack, packs, 0)
+    two = _long_share(packs, pack, memories, nbytes, shared_bytes, 2)
+    if two.kept * two.threads >= packs:
+        return two
+    if best is not None:
+        return best
+    one = _long_share(packs, pack, memories, nbytes, shared_bytes, 1)
+    return one if one.kept * one.threads >= MIN_HELD_SHARE * packs or points <= OVERLAPPED_POINTS // 2 else two
 
 
-def _held_packs(threads: int, pack: int, memories: int) -> int:
-    """Return the packs that each of *threads* threads can hold of *memories* arrays."""
+def _long_share(packs: int, pack: int, memories: int, nbytes: int, shared_bytes: int, resident: int) -> Share:
+    """Return the share of a long point if *resident* blocks at a time are to fit: shared memory is used first."""
+    least = -(-packs // (MAX_BLOCK_THREADS if resident == 1 else LONG_POINT_THREADS))
+    # As few idle lanes as can be: of the last warp, and in the last packs of all threads.
+    each = max(range(least, least + 3), key=lambda n: packs / (n * -(-packs // (n * WARP))))
+    threads = -(-packs // each)
+    room = min(shared_bytes, MULTIPROCESSOR_SHARED_BYTES // resident) - OTHER_SHARED_BYTES
+    shared = max(0, room) // (threads * pack * nbytes)
+    # Packs outside of a loop of several take registers for their addresses, which are used again in later stages.
+    shared = each if each <= shared else shared // LOADS_IN_FLIGHT * LOADS_IN_FLIGHT
+    held = min(each - shared, _held_packs(threads * resident, pack, memories, addresses=1))
+    return Share(threads, pack, packs, held, shared=shared, resident=resident)
+
+
+def _held_packs(threads: int, pack: int, memories: int, addresses: int = 0) -> int:
+    """Return the packs of *memories* arrays that each of *threads* threads of a multiprocessor can hold.
+
+    Each takes as many registers as elements, and *addresses*.
+    """
     registers = min(HELD_ELEMENTS, MAX_BLOCK_REGISTERS // threads - OTHER_REGISTERS)
-    return registers // (pack * max(1, memories))
+    return max(0, registers) // (pack * max(1, memories) + addresses)
+
+
+def _slots(fused: FusedKernel, kind: Type, held: Sequence[str]) -> dict[str, int]:
+    """Return the number of the place in which each of *held* is kept: one that is over gives its place to the next.
+
+    A thread has loaded a pack before it stores another one there.
+    """
+    spans = {m: (used[0], used[-1]) for m in held if (used := _using_nests(fused, m))}
+    free: list[tuple[int, Type]] = []
+    found: dict[str, int] = {}
+    for memory, (first, last) in sorted(spans.items(), key=lambda item: item[1]):
+        stored = fused.type_of(memory, kind).stored
+        fit = (n for n, (end, other) in enumerate(free) if end <= first and other == stored)
+        slot = next(fit, len(free))
+        free[slot : slot + 1] = [(last, stored)]
+        found[memory] = slot
+    return found
 
 
 def own_places(fused: FusedKernel) -> Places:
@@ -183,13 +263,14 @@ class RegisterWriter(GpuWriter):
     """Writes a kernel in which threads share the points of the axes *inner* as *share* says.
 
     Accesses to the memories *near* go through registers: a pack at a time, or, for those *held*, which more than one
-    nest uses at all its points, for all packs that a thread holds.
+    nest uses at all its points, for all packs that a thread holds.  Packs that it has in shared memory are in *slots*.
     """
 
     share: Share
     inner: tuple[Iterator, ...]
     near: Places
     held: tuple[str, ...]
+    slots: Mapping[str, int]
 
     def share_points(
         self, frame: EmissionState, nest: FusedNest, axes: tuple[Iterator, ...], body: LoopBody
@@ -218,14 +299,39 @@ class RegisterWriter(GpuWriter):
 
         if share.held:
             if first:
-                out += self._each_held(wide, lambda k: moving(first, False, k))
-            out += self._each_held(wide, lambda k: [*holding(k), *moving(last, True, k)])
-        if share.held * share.threads < share.packs:
+                out += self._each_pack(wide, 0, share.held, lambda k: moving(first, False, k))
+            out += self._each_pack(wide, 0, share.held, lambda k: [*holding(k), *moving(last, True, k)])
+        if share.shared:
+            out += self._through_shared_memory(frame, number, loads, stores, body)
+        if share.kept * share.threads < share.packs:
             q = self.var("pack", wide)
-            start = thread + share.held * share.threads
+            start = thread + share.kept * share.threads
             streamed = tuple(self._pack(frame, q, loads, stores, {}, body))
             out.append(For(q, start, Literal(share.packs, wide), Literal(share.threads, wide), streamed))
         return out
+
+    def _through_shared_memory(
+        self, frame: EmissionState, number: int, loads: Sequence[str], stores: Sequence[str], body: LoopBody
+    ) -> list[Statement]:
+        """Write *body* of the nest *number* for the packs that the thread has in shared memory."""
+        share, wide = self.share, frame.wide
+        thread = cast(wide, self.lane)
+        spans = {m: _using_nests(self.flat.fused, m) for m in self.held}
+        arrays = {m: self._shared_array(frame, m) for m in self.held}
+        begun = {self.slots[m] for m, used in spans.items() if used[0] < number}
+        new = {self.slots[m]: m for m, used in spans.items() if used[0] == number and self.slots[m] not in begun}
+        kept = [m for m, used in spans.items() if number in used and used[-1] > number]
+        done = [m for m in stores if m not in arrays or (self._is_output(m) and self._last_store(m) == number)]
+
+        def through(k: Expr) -> list[Statement]:
+            near = {m: (a, ((k - share.held) * share.threads + thread) * share.pack) for m, a in arrays.items()}
+            before = {m: near[m] for m in loads if m in near and spans[m][0] < number}
+            after = {m: near[m] for m in kept if m in stores or spans[m][0] == number}
+            at = k * share.threads + thread
+            return self._pack(frame, at, loads, done, {}, body, before, after)
+
+        declared: list[Statement] = [LocalArray(arrays[m]) for m in new.values()]
+        return [*declared, *self._each_pack(wide, share.held, share.kept, through, LOADS_IN_FLIGHT)]
 
     def _loads(self, nest: FusedNest) -> list[str]:
         """Return the memories that *nest* reads, not from its own values."""
@@ -254,16 +360,34 @@ class RegisterWriter(GpuWriter):
         nbytes = self.share.pack * kind.size
         return Array(f":held {memory}", kind, size, "private", align=nbytes if nbytes & (nbytes - 1) == 0 else 0)
 
-    def _each_held(self, wide: Type, make: Callable[[Expr], list[Statement]]) -> list[Statement]:
-        """Write *make* for every pack that a thread holds; the last ones of some threads may be missing."""
+    def _shared_array(self, frame: EmissionState, memory: str) -> Array:
+        kind = self.flat.fused.type_of(memory, frame.kind).stored
+        size = self.share.shared * self.share.threads * self.share.pack
+        return Array(f":shared {self.slots[memory]}", kind, size, "shared", align=PACK_BYTES)
+
+    def _each_pack(
+        self, wide: Type, start: int, stop: int, make: Callable[[Expr], list[Statement]], together: int = HELD_ELEMENTS
+    ) -> list[Statement]:
+        """Write *make* for a thread's packs from *start* to *stop*; the last ones of some threads may be missing.
+
+        A loop has *together* of them, without a loop among them.
+        """
         share = self.share
-        full = min(share.held, share.packs // share.threads)
+        full = min(stop, share.packs // share.threads)
+        zero, one = Literal(0, wide), Literal(1, wide)
         out: list[Statement] = []
-        if full:
+
+        def unrolled(first: Expr, count: int) -> For:
             k = self.var("held", wide)
-            zero, one = Literal(0, wide), Literal(1, wide)
-            out.append(For(k, zero, Literal(full, wide), one, tuple(make(k)), unroll=True))
-        if full < share.held:
+            return For(k, zero, Literal(count, wide), one, tuple(make(first + k)), unroll=True)
+
+        groups, rest = divmod(max(0, full - start), together)
+        if groups:
+            g = self.var("group", wide)
+            out.append(For(g, zero, Literal(groups, wide), one, (unrolled(start + g * together, together),)))
+        if rest:
+            out.append(unrolled(Literal(full - rest, wide), rest))
+        if start <= full < stop and share.packs > full * share.threads:
             rest = share.packs - full * share.threads
             out.append(If(cast(wide, self.lane).lt(rest), tuple(make(Literal(full, wide)))))
         return out
@@ -276,22 +400,30 @@ class RegisterWriter(GpuWriter):
         stores: Iterable[str],
         held: Mapping[str, tuple[Array, Expr]],
         body: LoopBody,
+        before: Mapping[str, tuple[Array, Expr]] = MappingProxyType({}),
+        after: Mapping[str, tuple[Array, Expr]] = MappingProxyType({}),
     ) -> list[Statement]:
-        """Write *body* for the elements of pack *at*: registers for *loads* and *stores*, beside those *held*."""
+        """Write *body* for the elements of pack *at*: registers for *loads* and *stores*, beside those *held*.
+
+        Those in *before* are loaded from where it says, instead; those in *after* are stored there, too.
+        """
         share, wide = self.share, frame.wide
         own: dict[str, tuple[Array, Expr]] = {}
         out: list[Statement] = []
-        for memory in dict.fromkeys((*loads, *stores)):
+        for memory in dict.fromkeys((*loads, *stores, *after)):
             array = replace(self._array(frame, memory, share.pack), name=f":pack {memory} {self.var('').name}")
             own[memory] = array, Literal(0, wide)
             out.append(LocalArray(array))
-        out += [self._copy(frame, m, at, own[m], False) for m in loads]
+        for m in loads:
+            source = before.get(m)
+            out.append(Copy(*own[m], *source, share.pack) if source else self._copy(frame, m, at, own[m], False))
         j = self.var("element", wide)
         near = {m: (array, first + j) for m, (array, first) in {**held, **own}.items()}
         here, made = self.split_position(frame, self.inner, at * share.pack + j)
         inside = (*made, *body(replace(here, near=near)))
         out.append(For(j, Literal(0, wide), Literal(share.pack, wide), Literal(1, wide), inside, unroll=True))
         out += [self._copy(frame, m, at, own[m], True) for m in stores]
+        out += [Copy(*place, *own[m], share.pack) for m, place in after.items()]
         return out
 
     def _copy(

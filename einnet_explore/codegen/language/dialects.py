@@ -381,6 +381,24 @@ static __device__ __forceinline__ void await_copies()
 }"""
 """Asynchronous copies from global to shared memory in CUDA; before sm_80 they are plain copies."""
 
+FRAGMENT_SOURCE = r"""static __device__ __forceinline__ void multiply_fragments(
+    float *sums, const __half *left, int left_stride, const __half *right, int right_stride)
+{
+    const int lane = (int)threadIdx.x % 32, row = lane / 4, column = lane % 4 * 2;
+    const unsigned int a0 = *reinterpret_cast<const unsigned int *>(left + row * left_stride + column);
+    const unsigned int a1 = *reinterpret_cast<const unsigned int *>(left + (row + 8) * left_stride + column);
+    const unsigned int a2 = *reinterpret_cast<const unsigned int *>(left + row * left_stride + column + 8);
+    const unsigned int a3 = *reinterpret_cast<const unsigned int *>(left + (row + 8) * left_stride + column + 8);
+    const unsigned int b0 = *reinterpret_cast<const unsigned int *>(right + row * right_stride + column);
+    const unsigned int b1 = *reinterpret_cast<const unsigned int *>(right + row * right_stride + column + 8);
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}"""
+"""``FragmentProduct`` on tensor cores, as the PTX documentation lays out the registers of ``mma.m16n8k16``."""
+
 DIALECTS = {d.name: d for d in (CUDA, OPENCL, C)}
 
 _WORDS = """
@@ -408,7 +426,7 @@ RESERVED_PATTERN = re.compile(
     r"\w+_t|(u?(char|short|int|long)|float|double|half|bool)\d+|pack_\d+"
     rf"|({'|'.join(HELPER_SOURCES)})_\w+|({'|'.join((*_DOUBLE.values(), *_GPU_ONLY.values()))})f"
     r"|mem(cpy|set|move)|make_\w+|v(load|store)_?\w*"
-    r"|(copy|await|load|store)_\w+|(turn|stream)_\d+_\d+|(lanes|part)_\d+"
+    r"|(copy|await|load|store|multiply)_\w+|(turn|stream)_\d+_\d+|(lanes|part)_\d+"
     r"|(convert|get|as|native|half|work|sub|async|wait|atomic|atom|omp)_\w+|[A-Z][A-Z0-9]*_[A-Z0-9_]+|EOF|FILE|BUFSIZ"
 )
 """Names of types, functions and macros that follow a pattern."""

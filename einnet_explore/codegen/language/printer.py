@@ -13,11 +13,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
+from types import MappingProxyType
 
 from einnet_explore.codegen.language.dialects import (
     ASYNC_COPY_SOURCE,
     CUDA,
     DIALECTS,
+    FRAGMENT_SOURCE,
     OPENCL,
     PREFETCH_SOURCE,
     C,
@@ -32,6 +34,7 @@ from einnet_explore.codegen.language.statements import (
     Copy,
     Declare,
     For,
+    FragmentProduct,
     If,
     Kernel,
     LoadPair,
@@ -48,6 +51,7 @@ from einnet_explore.codegen.language.statements import (
     check_kernel,
     counted_loop,
     declared_names,
+    fragment_loops,
     has_barrier,
     integer_constant,
     is_uniform,
@@ -332,7 +336,17 @@ def emit(kernel: Kernel, dialect: str) -> str:
     if dialect not in DIALECTS:
         raise Refused(f"dialect {dialect!r}: expected one of {', '.join(DIALECTS)}")
     check_kernel(kernel)
+    if DIALECTS[dialect] is not CUDA:
+        kernel = replace(kernel, body=tuple(_without_fragments(kernel.body)))
     return _Printer(DIALECTS[dialect]).kernel(kernel)
+
+
+def _without_fragments(body: Iterable[Statement]) -> Iterable[Statement]:
+    for s in body:
+        if isinstance(s, FragmentProduct):
+            yield from fragment_loops(s)
+        else:
+            yield map_bodies(s, _without_fragments)
 
 
 def entry_name(kernel: Kernel) -> str:
@@ -341,6 +355,13 @@ def entry_name(kernel: Kernel) -> str:
 
 
 class _Printer(MemoryPrinter):
+    dynamic: Mapping[Array, int] = MappingProxyType({})
+    """Arrays in the shared memory that a launch gives, by their first byte."""
+
+    @property
+    def shared_memory(self) -> str:
+        return self._fresh_name("shared memory")
+
     def kernel(self, kernel: Kernel) -> str:
         name = self.names.of(kernel.name)
         params = [self._parameter(p) for p in kernel.params]
@@ -355,12 +376,16 @@ class _Printer(MemoryPrinter):
             params += ["int grid_x", "int grid_y", "int grid_z", "int threads"]
             head = f"void {name}({_wrap_parameters(params)})"
         else:
+            if self.dialect is CUDA and kernel.dynamic_shared_bytes:
+                self.dynamic = kernel.shared_places
             body = [f"    {line}" for line in self._lines(kernel.body)]
+            if self.dynamic:
+                body.insert(0, f"    extern __shared__ __align__({PACK_BYTES}) unsigned char {self.shared_memory}[];")
             x, y, z = kernel.block
             # Without a number of blocks the assembler saves registers for more of them than are of use, and spills.
             shared = max(1, RESIDENT_SHARED_BYTES // (kernel.shared_bytes + BLOCK_SHARED_BYTES))
             blocks = min(max(1, MIN_RESIDENT_THREADS // kernel.threads), MAX_RESIDENT_BLOCKS, shared)
-            bounds = f"__launch_bounds__({kernel.threads}, {blocks})"
+            bounds = f"__launch_bounds__({kernel.threads}, {kernel.resident or blocks})"
             size = f"__attribute__((reqd_work_group_size({x}, {y}, {z})))"
             first = f'extern "C" __global__ void {bounds}' if self.dialect is CUDA else f"__kernel {size}\nvoid"
             head = f"{first} {name}({_wrap_parameters(params)})"
@@ -383,6 +408,8 @@ class _Printer(MemoryPrinter):
                 yield f"typedef {word} pack_{size};"
             if any(isinstance(s, Copy) and s.asynchronous for s in all_statements(kernel.body)):
                 yield ASYNC_COPY_SOURCE
+            if any(isinstance(s, FragmentProduct) for s in all_statements(kernel.body)):
+                yield FRAGMENT_SOURCE
 
     def _loop_over_blocks(self, kernel: Kernel) -> Iterable[str]:
         yield "    const long long groups = (long long)grid_x * grid_y * grid_z;"
@@ -415,6 +442,9 @@ class _Printer(MemoryPrinter):
                 yield f"{self.dialect.spell(var.type)} {self.names.of(var.name)};"
             case Declare(var, Expr() as value):
                 yield f"{self.dialect.spell(var.type)} {self.names.of(var.name)} = {self.expr(value)};"
+            case LocalArray(array) if array in self.dynamic:
+                kind, place = self.dialect.spell(array.kind), f"{self.shared_memory} + {self.dynamic[array]}"
+                yield f"{kind} *const {self.names.of(array.name)} = reinterpret_cast<{kind} *>({place});"
             case LocalArray(array):
                 yield self.local(array)
             case Assign(var, value):
@@ -429,6 +459,9 @@ class _Printer(MemoryPrinter):
                 yield from self.store_pair(array, index, left, right)
             case PairOperation():
                 yield from self.pair_operation(s)
+            case FragmentProduct(sums, at, left, left_at, left_stride, right, right_at, right_stride):
+                places = [self.place(*pair) for pair in ((sums, at), (left, left_at), (right, right_at))]
+                yield f"multiply_fragments({places[0]}, {places[1]}, {left_stride}, {places[2]}, {right_stride});"
             case StoreTransposed() if self.dialect is C:
                 yield self.store_transposed(s)
             case StoreTransposed():

@@ -28,6 +28,8 @@ from einnet_explore.codegen.language.values import (
     Type,
     Unary,
     Var,
+    binary_operation,
+    cast,
 )
 from einnet_explore.ir.node import Node, node
 from einnet_explore.support.errors import Refused
@@ -147,6 +149,53 @@ class StoreTransposed(Node):
     streamed: bool = False
 
 
+WARP_THREADS = 32
+"""Threads of an NVIDIA GPU that run together."""
+
+FRAGMENT_ROWS, FRAGMENT_COLUMNS, FRAGMENT_DEPTH = 16, 8, 16
+"""Extents of a product of tensor cores: ``mma.m16n8k16``."""
+
+
+@node
+class FragmentProduct(Node):
+    r"""Add a thread's part of a 16x8 product of halves, of depth 16, to its four *sums* in float32.
+
+    .. math::  C_{rc} \mathrel{+}= \sum_{k < 16} left[left\_at + r \cdot left\_stride + k] \cdot
+               right[right\_at + c \cdot right\_stride + k]
+
+    Thread :math:`l` of a warp has the elements of ``fragment_places``: rows :math:`l / 4` and 8 more, columns
+    :math:`2 (l \bmod 4)` and 1 more.  All threads of a warp execute it, with the same addresses, which are even; on
+    GPUs from sm_80 on it is one instruction of a tensor core.
+    """
+
+    sums: Array
+    at: Expr
+    left: Array
+    left_at: Expr
+    left_stride: int
+    right: Array
+    right_at: Expr
+    right_stride: int
+
+
+def fragment_places(lane: Expr) -> tuple[tuple[Expr, Expr], ...]:
+    """Return the (row, column) of each of the four sums that the thread *lane* of a warp has."""
+    row, column = binary_operation("/", lane, 4), binary_operation("%", lane, 4) * 2
+    return tuple((row + 8 * (n // 2), column + n % 2) for n in range(4))
+
+
+def fragment_loops(s: FragmentProduct) -> tuple[Statement, ...]:
+    """Return *s* as loops of this thread alone: its definition, for what has no tensor cores."""
+    k = Var(":fragment depth")
+    out: list[Statement] = []
+    for n, (row, column) in enumerate(fragment_places(binary_operation("%", LaunchIndex("thread"), WARP_THREADS))):
+        left = cast(F32, Load(s.left, s.left_at + row * s.left_stride + k))
+        right = cast(F32, Load(s.right, s.right_at + column * s.right_stride + k))
+        added = Store(s.sums, s.at + n, Load(s.sums, s.at + n) + left * right)
+        out.append(counted_loop(k, FRAGMENT_DEPTH, added))
+    return tuple(out)
+
+
 @node
 class Prefetch(Node):
     """A hint that the line of *array* with *index*, which may be outside, is read or written soon."""
@@ -210,6 +259,7 @@ Statement: TypeAlias = (
     | StorePair
     | PairOperation
     | StoreTransposed
+    | FragmentProduct
     | Prefetch
     | For
     | If
@@ -254,13 +304,17 @@ def map_bodies(statement: Statement, change: Callable[[tuple[Statement, ...]], I
 
 MAX_BLOCK_THREADS, MAX_BLOCK_REGISTERS = 1024, 64 * 1024
 
+MAX_STATIC_SHARED_BYTES = 48 << 10
+"""Shared memory that a kernel for CUDA may declare; more is given at the launch."""
+
 
 @node
 class Kernel(Node):
     """One thread's program, for every thread of a grid of blocks.
 
     *params* are arrays in global memory and scalars, in the order of the arguments. *block* is fixed; *grid* is a
-    default that callers may override. Raises Refused if a block has too many threads.
+    default that callers may override. *resident* blocks at a time should fit a multiprocessor; 0 leaves it to the
+    printer. Raises Refused if a block has too many threads.
     """
 
     name: str
@@ -268,6 +322,7 @@ class Kernel(Node):
     body: tuple[Statement, ...]
     block: tuple[int, int, int] = (1, 1, 1)
     grid: tuple[int, int, int] = (1, 1, 1)
+    resident: int = 0
 
     def __post_init__(self) -> None:
         if min(*self.block, *self.grid) < 1 or prod(self.block) > MAX_BLOCK_THREADS:
@@ -285,13 +340,25 @@ class Kernel(Node):
         return prod(self.block)
 
     @property
+    def shared_places(self) -> Mapping[Array, int]:
+        """The arrays in shared memory, and the byte at which each begins."""
+        places: dict[Array, int] = {}
+        end = 0
+        for s in self.body:
+            if isinstance(s, LocalArray) and s.array.space == "shared":
+                places[s.array] = end
+                end += -(-s.array.size * s.array.kind.size // PACK_BYTES) * PACK_BYTES
+        return places
+
+    @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        return sum(
-            s.array.size * s.array.kind.size
-            for s in self.body
-            if isinstance(s, LocalArray) and s.array.space == "shared"
-        )
+        return max((at + a.size * a.kind.size for a, at in self.shared_places.items()), default=0)
+
+    @property
+    def dynamic_shared_bytes(self) -> int:
+        """Shared memory that a launch on CUDA asks for: all of it, if it is more than a kernel may declare."""
+        return self.shared_bytes if self.shared_bytes > MAX_STATIC_SHARED_BYTES else 0
 
 
 ExpressionRewrite = Callable[[Expr], "Expr | None"]
@@ -371,6 +438,8 @@ def own_expressions(statement: Statement) -> tuple[Expr, ...]:
             return (index,)
         case StorePair(_, index, left, right):
             return index, left, right
+        case FragmentProduct(at=at, left_at=left_at, right_at=right_at):
+            return at, left_at, right_at
         case For(_, start, stop, step):
             return start, stop, step
         case If(condition):
@@ -399,6 +468,8 @@ def rewrite_statement(statement: Statement, to: ExpressionRewrite) -> Statement:
             return replace(s, index=change(index))
         case StoreTransposed(write=write):
             return replace(s, write=change(write))
+        case FragmentProduct(at=at, left_at=left_at, right_at=right_at):
+            return replace(s, at=change(at), left_at=change(left_at), right_at=change(right_at))
         case StorePair(array, index, left, right):
             return StorePair(array, change(index), change(left), change(right))
         case For(_, start, stop, step):
@@ -420,6 +491,8 @@ def accessed_arrays(statement: Statement) -> tuple[Array, ...]:
             own = (target, tile)
         case PairOperation(_, target, _, left, right):
             own = (target, left, right)
+        case FragmentProduct(sums=sums, left=left, right=right):
+            own = (sums, left, right)
         case _:
             own = ()
     read = (e.array for x in own_expressions(statement) for e in walk_expression(x) if isinstance(e, Load))
@@ -430,6 +503,8 @@ def written_array(statement: Statement) -> Array | None:
     """Return the array that *statement* itself writes, or None."""
     match statement:
         case Store(array) | StorePair(array) | Copy(array) | StoreTransposed(array) | PairOperation(_, array):
+            return array
+        case FragmentProduct(array):
             return array
         case _:
             return None
@@ -553,6 +628,9 @@ def _check_body(body: Iterable[Statement], scope: _Scope) -> None:
         if has_barrier(s):
             for e in (e for e in own_expressions(s) if not here.alike(e)):
                 raise Refused(f"a barrier under {_describe_value(e)}, which may differ between threads of a block")
+        elif nested_bodies(s) and any(isinstance(inner, FragmentProduct) for inner in all_statements((s,))):
+            for e in (e for e in own_expressions(s) if not here.alike(e)):
+                raise Refused(f"a product of a warp under {_describe_value(e)}, which may differ between its threads")
         match s:
             case Declare(var, Expr() as value) if var.name not in scope.changing and here.alike(value):
                 alike.add(var.name)
@@ -627,6 +705,19 @@ def _check_transfer(s: Statement, known: dict[str, Array | Var]) -> None:
             if {target.kind, left.kind, right.kind} != {F16} or op not in ("+", "-", "*"):
                 raise Refused(f"{op} of pairs of {left.kind!r} and {right.kind!r} into {target.kind!r}")
             _check_index(target, index)
+        case FragmentProduct(sums, at, left, left_at, left_stride, right, right_at, right_stride):
+            if (sums.space, sums.kind) != ("private", F32) or {(a.space, a.kind) for a in (left, right)} != {
+                ("shared", F16)
+            }:
+                found = f"{left.space} {left.kind!r} and {right.space} {right.kind!r}"
+                raise Refused(
+                    f"fragments of {found} are added to {sums.space} {sums.kind!r}: expected shared float16, private "
+                    "float32"
+                )
+            if left_stride % 2 or right_stride % 2:
+                raise Refused(f"fragments have rows {left_stride} and {right_stride} apart: expected even numbers")
+            for array, index in ((sums, at), (left, left_at), (right, right_at)):
+                _check_index(array, index)
         case StoreTransposed(target, write, stride, tile, side):
             private = tile.space == "private" and tile.kind == target.kind and tile.size == side * side
             if side not in TILE_SIDES or not private or stride < side or target.kind.size not in WORD_TYPES:

@@ -55,8 +55,9 @@ def rename_buffers(step: Step, names: Mapping[str, str]) -> Step:
     match step:
         case CudaLaunch(arguments=given):
             return replace(step, arguments=tuple(names[a] if isinstance(a, str) else a for a in given))
-        case CudaProduct(out, left, right):
-            return CudaProduct(view(out), view(left), view(right))
+        case CudaProduct(out, left, right, after):
+            bias = after.bias and view(after.bias)
+            return CudaProduct(view(out), view(left), view(right), replace(after, bias=bias))
         case Convolution(out=out, data=data, weights=weights):
             return replace(step, out=view(out), data=view(data), weights=view(weights))
 

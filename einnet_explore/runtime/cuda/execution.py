@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeAlias
 
 import numpy as np
@@ -51,7 +51,15 @@ def load_cuda_kernel(step: CudaLaunch, cubin: str | None = None) -> LoadedKernel
 
     Raises BackendError; where the text does not compile, with the compiler's words.
     """
-    return load_cuda_text(step.entry, step.text, cubin)
+    kernel = load_cuda_text(step.entry, step.text, cubin)
+    if not step.shared:
+        return kernel
+    try:
+        kernel.max_dynamic_shared_size_bytes = step.shared  # type: ignore[attr-defined]
+    except cupy_package().cuda.driver.CUDADriverError as error:
+        most = f"{step.shared} bytes of shared memory, more than the device gives a block"
+        raise BackendError(f"kernel {step.entry} takes {most}: {' '.join(str(error).split())}") from None
+    return partial(kernel, shared_mem=step.shared)  # type: ignore[call-arg]
 
 
 @lru_cache(maxsize=512)

@@ -1,9 +1,9 @@
 """GPU plans, made without a device: cuBLAS for matrix products, cuDNN for convolutions, generated kernels.
 
-A view costs nothing: its readers read its source.  Softmax-weighted sums (attention to all keys or to a window) become
-one equation each, where no library runs a part of them.  Every other equation that no library runs is one kernel:
-packed element-wise, a copy along the result or through transpose tiles, a softmax-weighted sum in one pass, a tiled
-contraction, else a fused reduction.
+A view costs nothing: its readers read its source.  A bias and ReLU after a product are its epilogue.  Softmax-weighted
+sums (attention to all keys or to a window) become one equation each, where no library runs a part of them.  Every other
+equation that no library runs is one kernel: packed element-wise, a copy along the result or through transpose tiles, a
+softmax-weighted sum in one pass, a tiled contraction, a product of halves on tensor cores, else a fused reduction.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from numpy.lib.stride_tricks import as_strided
 
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
+from einnet_explore.analysis.indices import is_inside_box, substitute
 from einnet_explore.analysis.online_softmax import match_online_softmax
-from einnet_explore.analysis.products import match_matrix_product
+from einnet_explore.analysis.products import TensorContraction, match_matrix_product
 from einnet_explore.codegen import elementwise
 from einnet_explore.codegen.copies import copy_kernel
 from einnet_explore.codegen.elementwise import build_functor
@@ -26,17 +27,33 @@ from einnet_explore.codegen.fusion.frame import slot_name, slot_sizes
 from einnet_explore.codegen.fusion.gpu import A100_TARGET, estimate_fusion, gpu_layout
 from einnet_explore.codegen.fusion.operations import ValueType, typed_program
 from einnet_explore.codegen.fusion.plan import FusedKernel, fuse_program
-from einnet_explore.codegen.fusion.registers import held_launch
+from einnet_explore.codegen.fusion.registers import MAX_SHARED_BYTES, held_launch
 from einnet_explore.codegen.language.printer import emit, entry_name
 from einnet_explore.codegen.language.statements import Kernel, rewrite_statement
 from einnet_explore.codegen.language.values import F16, F32, Array, Expr, Literal, Var, type_of
 from einnet_explore.codegen.rows.online_gpu import online_kernel
 from einnet_explore.codegen.tiling.cost import Hardware
+from einnet_explore.codegen.tiling.fragments import fragment_contraction
 from einnet_explore.codegen.tiling.kernel import tile_contraction
-from einnet_explore.ir import EOPERATOR, VIEW, Apply, Equation, Program, Scope, Tensor, accesses, map_tensors, tensors
+from einnet_explore.ir import (
+    EOPERATOR,
+    VIEW,
+    Access,
+    Apply,
+    Equation,
+    Program,
+    Scalar,
+    Scope,
+    Tensor,
+    accesses,
+    map_accesses,
+    map_tensors,
+    tensors,
+)
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator, onnx_node
 from einnet_explore.rules import ONE_PASS_GENERATION, ROW_GENERATION, VARIABLE_SUBSTITUTION, Derivation
+from einnet_explore.runtime.cuda.epilogues import EpilogueChain, epilogue_chains
 from einnet_explore.runtime.cuda.steps import Convolution, CudaLaunch, CudaPlan, CudaProduct, Shape, Step, View
 from einnet_explore.runtime.fused import split_operations
 from einnet_explore.runtime.matrix_products import matrices
@@ -66,12 +83,11 @@ def cuda_plan(program: Program, operators: Sequence[Operator] = OPERATORS) -> Cu
         raise BackendError(f"{unknown.name} is bfloat16, which CuPy does not have: expected float16 or float32")
     program = with_softmax_sums(program)
     maker = _Planner(program, operators)
-    once = weight_only(program)
     early, late = list[Step](), list[Step]()
     for equation in program.equations:
-        if equation.name in once:
+        if equation.name in maker.once:
             early += maker.steps(equation)
-        else:
+        elif equation.name not in maker.stored_by_products:
             late += maker.steps_in_groups(equation)
     late += maker.close_group()
     return CudaPlan(
@@ -132,6 +148,9 @@ class _Planner:
             for tensor in tensors(equation.scope):
                 self.readers.setdefault(tensor.name, set()).add(equation.name)
         self.group: tuple[Equation, ...] = ()
+        self.equations = {e.name: e for e in program.equations}
+        self.once = weight_only(program)
+        self.stored_by_products: set[str] = set()
 
     def steps_in_groups(self, equation: Equation) -> tuple[Step, ...]:
         """The steps that *equation* completes: one that no library runs waits for readers that join its kernel."""
@@ -139,13 +158,16 @@ class _Planner:
         waits = any(e.name in reads for e in self.group)
         seen = self._seen(equation)
         if (equation.via is not None and equation.via.operator != EOPERATOR) or _is_contraction(seen.scope):
-            return (*(self.close_group() if waits else ()), *self.steps(equation))
+            waits |= any(e.name in self._read_by_epilogues(equation) for e in self.group)
+            done = self.close_group() if waits else ()
+            return done if equation.name in self.stored_by_products else (*done, *self.steps(equation))
         rounded = any(e.name in reads and _unrounded(e) != e.scope for e in self.group)
         if waits and not rounded and self._is_one_kernel((*self.group, seen)):
             self.group = (*self.group, seen)
             return ()
         done = self.close_group()
-        self.group = (seen,)
+        if equation.name not in self.stored_by_products:
+            self.group = (seen,)
         return done
 
     def close_group(self) -> tuple[Step, ...]:
@@ -212,16 +234,39 @@ class _Planner:
         factors = {self.dtypes.get(t.name, DTYPE) for t in tensors(equation.scope)}
         if len(factors) > 1 or not factors <= {DTYPE, "float16"} or equation.tensor.dtype not in (*factors, DTYPE):
             return None
-        held = [self.places[a.source.name] for a in (found.left, found.right) if isinstance(a.source, Tensor)]
-        out = self.places[equation.name]
-        left, right, result = (np.empty(prod(self.buffers[p.name]), np.uint8) for p in (*held, out))
+        if equation.name not in self.once:
+            for chain in self._epilogues(equation):
+                last = chain.equations[-1]
+                out = _whole_view(last.name, equation.scope.shape)
+                step = self._product_to(found, out)
+                after = step and chain.epilogue(self.places, step.out)
+                dtype = last.tensor.dtype
+                if step and after and dtype in (*factors, DTYPE) and self._is_of_type(after.bias, dtype):
+                    self._store_in(equation, last)
+                    self.stored_by_products |= {e.name for e in chain.equations}
+                    return replace(step, epilogue=after)
+        return self._product_to(found, self.places[equation.name])
+
+    def _epilogues(self, equation: Equation) -> tuple[EpilogueChain, ...]:
+        return epilogue_chains(equation, self.readers, self.equations, self.outputs)
+
+    def _read_by_epilogues(self, equation: Equation) -> set[str]:
+        return {t.name for chain in self._epilogues(equation) for e in chain.equations for t in tensors(e.scope)}
+
+    def _is_of_type(self, bias: View | None, dtype: str) -> bool:
+        return bias is None or self.dtypes.get(bias.name, DTYPE) == dtype
+
+    def _product_to(self, product: TensorContraction, out: View) -> CudaProduct | None:
+        held = [self.places[a.source.name] for a in (product.left, product.right) if isinstance(a.source, Tensor)]
+        sizes = (*(prod(self.buffers[p.name]) for p in held), prod(out.shape))
+        left, right, result = (np.empty(size, np.uint8) for size in sizes)
         shown = [_shown(a, p) for a, p in zip((left, right, result), (*held, out), strict=True)]
-        made = matrices(found, *shown)
+        made = matrices(product, *shown)
         if made is None:
             return None
         # The product may come transposed: then left and right have changed places.
-        first, second, product = (_view_in(v, ((left, held[0]), (right, held[1]), (result, out))) for v in made)
-        return CudaProduct(product, first, second)
+        first, second, found = (_view_in(v, ((left, held[0]), (right, held[1]), (result, out))) for v in made)
+        return CudaProduct(found, first, second)
 
     def _convolution(self, equation: Equation) -> Convolution | None:
         node = onnx_node(equation.via, self.operators)
@@ -257,7 +302,7 @@ class _Planner:
 
     def _kernel(self, equation: Equation) -> tuple[Step, ...]:
         seen = self._seen(equation).scope
-        if (launch_ := _online_launch(Equation(equation.name, seen))) is not None:
+        if (launch_ := _online_launch(Equation(equation.name, seen)) or self._fragments(equation, seen)) is not None:
             return (launch_,)
         whys: list[str] = []
         kinds = {t.name: type_of(t.dtype) for t in (*tensors(seen), equation.tensor)}
@@ -296,6 +341,36 @@ class _Planner:
         except Refused as error:
             raise BackendError(f"equation {equation.name}: {'; '.join((*whys, str(error)))}") from None
 
+    def _fragments(self, equation: Equation, seen: Scope) -> CudaLaunch | None:
+        """A product of halves that no library runs, on tensor cores, with all that alone reads it and fits there."""
+        found: CudaLaunch | None = None
+        last, absorbed = equation, list[Equation]()
+        while any(t.dtype == "float16" for t in tensors(seen)):
+            kinds = {t.name: type_of(t.dtype) for t in (*tensors(seen), last.tensor)}
+            if not set(kinds) - {last.name} <= self.places.keys():
+                break
+            try:
+                made = fragment_contraction(_unrounded(last, seen), last.name, kinds)
+            except Refused:
+                break
+            found = kernel_launch(made.kernel, [*(t.name for t in made.inputs), last.name], made.kernel.grid)
+            if absorbed:
+                self._store_in(absorbed[-1], last)
+            readers = self.readers.get(last.name, set())
+            if last.name in self.outputs or len(readers) != 1 or last.tensor.dtype == "float16":
+                break
+            absorbed.append(last)
+            last = self.equations[next(iter(readers))]
+            seen = _with_scope(self._seen(last).scope, absorbed[-1].name, seen)
+        return found
+
+    def _store_in(self, equation: Equation, last: Equation) -> None:
+        """Have the step of *equation* store *last* in its place."""
+        del self.buffers[equation.name], self.places[equation.name]
+        self.dtypes.pop(equation.name, None)
+        self._allocate(last)
+        self.stored_by_products.add(last.name)
+
     def _unfused(self, program: Program) -> tuple[Step, ...]:
         """The steps of each operation of *program*, which has one equation, by itself."""
         (name,) = program.outputs
@@ -313,18 +388,26 @@ class _Planner:
         return tuple(steps)
 
 
-def one_kernel_plan(program: Program) -> CudaPlan:
-    """Return *program*, which calls no library, as one kernel; raises Refused."""
+def one_kernel_plan(program: Program, shared_bytes: int = MAX_SHARED_BYTES) -> CudaPlan:
+    """Return *program*, which calls no library, as one kernel; raises Refused.
+
+    Its blocks have at most *shared_bytes* of shared memory.
+    """
     buffers = {t.name: t.shape for t in program.inputs}
     buffers |= {e.name: e.scope.shape for e in program.equations if e.name in program.outputs}
-    step = fused_launch(program, buffers)
+    step = fused_launch(program, buffers, shared_bytes=shared_bytes)
     inputs, weights = (tuple(t.name for t in program.inputs if t.weight == is_one) for is_one in (False, True))
     return CudaPlan(buffers, inputs, weights, program.outputs, (step,))
 
 
-def fused_launch(program: Program, buffers: dict[str, Shape], dtypes: dict[str, str] | None = None) -> CudaLaunch:
+def fused_launch(
+    program: Program,
+    buffers: dict[str, Shape],
+    dtypes: dict[str, str] | None = None,
+    shared_bytes: int = MAX_SHARED_BYTES,
+) -> CudaLaunch:
     """A launch of all of *program* as one kernel; adds its temporaries to *buffers* and *dtypes*.  Raises Refused."""
-    flat, kernel = held_launch(_fused(program), {t.name: t.shape for t in program.inputs}, DTYPE)
+    flat, kernel = held_launch(_fused(program), {t.name: t.shape for t in program.inputs}, DTYPE, shared_bytes)
     integers = [p.name for p in kernel.params if isinstance(p, Var) and p.kind.integer]
     kernel = specialise(kernel, {name: int(flat.numbers[name]) for name in integers})
     label = program.outputs[0]
@@ -384,7 +467,21 @@ def kernel_launch(kernel: Kernel, given: Sequence[str | float], grid: tuple[int,
                 typed.append((g, kind.dtype.name))
             case _:
                 raise BackendError(f"kernel {kernel.name}: {p!r} is given {g!r}")
-    return CudaLaunch(entry_name(kernel), emit(kernel, "cuda"), grid, kernel.block, tuple(typed))
+    shared = kernel.dynamic_shared_bytes
+    return CudaLaunch(entry_name(kernel), emit(kernel, "cuda"), grid, kernel.block, tuple(typed), shared)
+
+
+def _with_scope(scope: Scope, name: str, of: Scope) -> Scope:
+    """Return *scope* with *of* in the place of the tensor *name*; element-wise work becomes a part of its body."""
+
+    def inline(access: Access) -> Scalar:
+        if not isinstance(access.source, Tensor) or access.source.name != name:
+            return access
+        if of.summations or of.domain or not is_inside_box(access.index, of.box):
+            return replace(access, source=of)
+        return substitute(of.body, dict(zip(of.traversals, access.index, strict=True)))
+
+    return replace(scope, body=map_accesses(scope.body, inline))
 
 
 def _is_contraction(scope: Scope) -> bool:

@@ -1,7 +1,8 @@
 """Matrix products on GPUs: cuBLASLt, called directly, with the fastest of its first algorithms.
 
 Workspace and result are our memory, so a CUDA graph can contain products; CuPy's own calls of cuBLAS refuse capture.
-cuBLASLt is column-major: a row-major :math:`Y = A B` is computed as :math:`Y^T = B^T A^T` without moving data.
+cuBLASLt is column-major: a row-major :math:`Y = A B` is computed as :math:`Y^T = B^T A^T` without moving data; its
+bias, which has an element a row, has one for each of our columns.
 Constants and signatures are those of ``cublasLt.h``, ``cublas_api.h`` and ``library_types.h`` of CUDA 12 and 13.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
 from math import inf, prod
@@ -23,7 +24,7 @@ from einnet_explore.runtime.cuda.device import (
     device_view,
     missing_for_products,
 )
-from einnet_explore.runtime.cuda.steps import CudaProduct, Shape, View
+from einnet_explore.runtime.cuda.steps import NO_EPILOGUE, CudaProduct, Epilogue, Shape, View
 from einnet_explore.support.errors import BackendError
 
 MAX_GEMM_CALLS = 64
@@ -49,6 +50,9 @@ DATA_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}
 
 _MAX_EXTENT = (1 << 31) - 1
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4
+_EPILOGUE, _BIAS_POINTER = 7, 8
+_RELU, _BIAS = 2, 4
+"""Bits of ``cublasLtEpilogue_t``; its default, 1, stands for neither."""
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6
 _WORKSPACE_BYTES, _REDUCTION_SCHEMES, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)
 _SUMS_IN_COMPUTE_TYPE = 2
@@ -102,7 +106,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """*batch* products of *rows*x*depth* by *depth*x*columns*, one call of ``cublasLtMatmul``."""
+    """*batch* products of *rows*x*depth* by *depth*x*columns*, one call of ``cublasLtMatmul``, and their *epilogue*."""
 
     out: Matrix
     left: Matrix
@@ -111,6 +115,7 @@ class Gemm:
     columns: int
     depth: int
     batch: int
+    epilogue: Epilogue = NO_EPILOGUE
 
     @property
     def operands(self) -> tuple[Matrix, Matrix, Matrix]:
@@ -145,7 +150,8 @@ def gemms(step: CudaProduct) -> tuple[Gemm, ...] | None:
             for v, m, a, s in zip(views, found, at, steps, strict=True)
             if m is not None
         )
-        calls.append(Gemm(out, left, right, rows, columns, depth, min(MAX_GEMM_BATCH, extent - start)))
+        count = min(MAX_GEMM_BATCH, extent - start)
+        calls.append(Gemm(out, left, right, rows, columns, depth, count, step.epilogue))
     return tuple(calls)
 
 
@@ -234,6 +240,8 @@ def describe(g: Gemm, kinds: Sequence[str], precision: str) -> Descriptors:
     made = _created("cublasLtMatmulDescCreate", compute, DATA_TYPES["float32"])
     for attribute, matrix in ((_TRANSPOSE_A, g.right), (_TRANSPOSE_B, g.left)):
         _set_attribute("MatmulDesc", made, attribute, ctypes.c_int32(matrix.transposed))
+    after = (_RELU if g.epilogue.relu else 0) | (_BIAS if g.epilogue.bias else 0)
+    _set_attribute("MatmulDesc", made, _EPILOGUE, ctypes.c_int32(after or 1))
     shapes = ((g.columns, g.depth), (g.depth, g.rows), (g.columns, g.rows))
     a, b, d = (_layout(m, DATA_TYPES[k], s, g.batch) for m, k, s in zip(g.operands, kinds, shapes, strict=True))
     return Descriptors(made, (a, b, d))
@@ -256,13 +264,20 @@ class BuiltProduct:
     algorithm: Algorithm
 
     def call(self, addresses: Sequence[int]) -> None:
-        """Run on the device addresses of :attr:`Gemm.operands`, in the stream that is current in CuPy."""
-        (a, b, d), (layout_a, layout_b, layout_d) = addresses, self.descriptors.layouts
+        """Run on ``device_addresses`` of the product, in the stream that is current in CuPy."""
+        (a, b, d, *bias), (layout_a, layout_b, layout_d) = addresses, self.descriptors.layouts
+        _set_bias(self.descriptors.product, bias)
         _call(
             "cublasLtMatmul", _handle(), self.descriptors.product, ctypes.byref(_ONE), a, layout_a, b, layout_b,
             ctypes.byref(_ZERO), d, layout_d, d, layout_d, ctypes.byref(self.algorithm),
             int(_workspace().data.ptr), MAX_WORKSPACE_BYTES, cupy_package().cuda.get_current_stream().ptr,
         )  # fmt: skip
+
+
+def _set_bias(product: ctypes.c_void_p, bias: Sequence[int]) -> None:
+    """The address of the bias, if there is one: equal products with other biases share their descriptors."""
+    for address in bias:
+        _set_attribute("MatmulDesc", product, _BIAS_POINTER, ctypes.c_uint64(address))
 
 
 _BUILT: dict[tuple[object, ...], BuiltProduct] = {}
@@ -278,22 +293,24 @@ def build_product(g: Gemm, buffers: DeviceArrays, precision: str, timer: Callabl
     places = device_addresses(g, buffers)
     alignments = tuple(min(MAX_ALIGNMENT_BYTES, p & -p) for p in places)
     layouts = tuple((m.transposed, m.leading, m.step) for m in g.operands)
-    key = (g.rows, g.columns, g.depth, g.batch, layouts, kinds, alignments, precision)
+    key = (g.rows, g.columns, g.depth, g.batch, g.epilogue.relu, layouts, kinds, alignments, precision)
     if key not in _BUILT:
         made = describe(g, kinds, precision)
+        _set_bias(made.product, places[3:])
         calls = [BuiltProduct(made, algorithm) for algorithm in _algorithms(made, kinds, alignments)]
         _BUILT[key] = _fastest(calls, places, timer, f"{g.rows}x{g.depth}x{g.columns} in {', '.join(kinds)}")
     return _BUILT[key]
 
 
 def _algorithms(made: Descriptors, kinds: Sequence[str], alignments: Sequence[int]) -> list[Algorithm]:
-    """cuBLASLt's first algorithms for operands at multiples of *alignments* bytes."""
+    """cuBLASLt's first algorithms for operands, and a bias if there is one, at multiples of *alignments* bytes."""
     wanted = _created("cublasLtMatmulPreferenceCreate")
     try:
         _set_attribute("MatmulPreference", wanted, _WORKSPACE_BYTES, ctypes.c_uint64(MAX_WORKSPACE_BYTES))
         if kinds[-1] != "float32":
             _set_attribute("MatmulPreference", wanted, _REDUCTION_SCHEMES, ctypes.c_uint32(_SUMS_IN_COMPUTE_TYPE))
-        for attribute, nbytes in zip(_ALIGNMENTS, (*alignments, alignments[-1]), strict=True):
+        a, b, d, *bias = alignments
+        for attribute, nbytes in zip(_ALIGNMENTS, (a, b, d, min((d, *bias))), strict=True):
             _set_attribute("MatmulPreference", wanted, attribute, ctypes.c_uint32(nbytes))
         found, count = (Heuristic * MAX_TIMED_ALGORITHMS)(), ctypes.c_int()
         _call(
@@ -321,8 +338,9 @@ def _fastest(
 
 
 def device_addresses(g: Gemm, buffers: DeviceArrays) -> tuple[int, ...]:
-    """Device addresses of ``g.operands``."""
-    return tuple(int(buffers[m.name].data.ptr) + m.offset * buffers[m.name].itemsize for m in g.operands)
+    """Device addresses of ``g.operands``, and of the bias if there is one."""
+    places = (*g.operands, g.epilogue.bias) if g.epilogue.bias else g.operands
+    return tuple(int(buffers[m.name].data.ptr) + m.offset * buffers[m.name].itemsize for m in places)
 
 
 def bind_product(step: CudaProduct, buffers: DeviceArrays, precision: str, timer: Callable[[Call], float]) -> Call:
@@ -352,7 +370,11 @@ def _bind_copied(step: CudaProduct, buffers: DeviceArrays, precision: str, timer
         cp.copyto(own["b"], b)
 
     copy_factors()  # numbers to time with
-    packed = CudaProduct(_packed_view(step.out, "y"), _packed_view(step.left, "a"), _packed_view(step.right, "b"))
+    after = step.epilogue
+    if after.bias:
+        own["bias"], after = buffers[after.bias.name], replace(after, bias=replace(after.bias, name="bias"))
+    a_view, b_view = _packed_view(step.left, "a"), _packed_view(step.right, "b")
+    packed = CudaProduct(_packed_view(step.out, "y"), a_view, b_view, after)
     inner = bind_product(packed, own, precision, timer)
 
     def call() -> None:

@@ -29,23 +29,39 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class CudaLaunch:
-    """One kernel: CUDA C *text* that defines *entry*, and its arguments: buffers by name, typed numbers."""
+    """One kernel: CUDA C *text* that defines *entry*, and its arguments: buffers by name, typed numbers.
+
+    *shared* bytes of shared memory are given at the launch, in addition to what the text declares.
+    """
 
     entry: str
     text: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     arguments: tuple[str | tuple[float, str], ...]
+    shared: int = 0
     op: str = "launch"
 
 
 @dataclass(frozen=True, slots=True)
+class Epilogue:
+    """What a product's elements go through before they are stored: plus *bias*, an element a column; then ReLU."""
+
+    bias: View | None = None
+    relu: bool = False
+
+
+NO_EPILOGUE = Epilogue()
+
+
+@dataclass(frozen=True, slots=True)
 class CudaProduct:
-    """*out* = *left* @ *right*, batched; run by cuBLAS."""
+    """*out* = *epilogue* (*left* @ *right*), batched; run by cuBLAS."""
 
     out: View
     left: View
     right: View
+    epilogue: Epilogue = NO_EPILOGUE
     op: str = "product"
 
     @property
@@ -157,10 +173,13 @@ def _step(step: Mapping[str, object]) -> Step:
             x, y, z = as_integers(step["grid"])
             across, down, deep = as_integers(step["block"])
             arguments = tuple(_argument(a) for a in as_items(step["arguments"]))
-            return CudaLaunch(str(step["entry"]), str(step["text"]), (x, y, z), (across, down, deep), arguments)
+            grid, block, shared = (x, y, z), (across, down, deep), as_integer(step["shared"])
+            return CudaLaunch(str(step["entry"]), str(step["text"]), grid, block, arguments, shared)
         case "product":
             out, left, right = (_view(as_object(step[key])) for key in ("out", "left", "right"))
-            return CudaProduct(out, left, right)
+            after = as_object(step["epilogue"])
+            bias = None if after["bias"] is None else _view(as_object(after["bias"]))
+            return CudaProduct(out, left, right, Epilogue(bias, bool(after["relu"])))
         case "convolution":
             out, data, weights = (_view(as_object(step[key])) for key in ("out", "data", "weights"))
             strides, dilations, pads = (as_integers(step[key]) for key in ("strides", "dilations", "pads"))
