@@ -24,9 +24,10 @@ from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.optimised_sizes import cheapest_chunks
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.plan import build_plan
+from einnet_explore.pipeline.size_optimiser import SizeOptimiser
 from einnet_explore.runtime.measurement import Timing
 from einnet_explore.support.errors import Refused
-from tests.optimising_kit import nothing_remembered
+from tests.optimising_kit import SHORT, model, nothing_remembered, transposed
 
 forgetting = pytest.fixture(autouse=True)(nothing_remembered)
 
@@ -230,6 +231,28 @@ def test_chunks_that_differ_from_the_original_or_are_slower_are_not_used(
     times = {"before": Timing(1.0, 0, 1, (1.0,)), "after": Timing(2.0, 0, 1, (2.0,))}
     monkeypatch.setattr(module, "time_calls", lambda *_, **__: times)
     assert not ee.optimize(scaled_softmax(), shapes=shapes, threads=1).choices[5,].chunks
+
+
+def test_sizes_share_the_budget_and_after_an_interrupt_others_run_in_chunks(chunks_are_faster: None) -> None:
+    work, stopped = (
+        SizeOptimiser(scaled_softmax(), read_ranges(scaled_softmax(), {"x": (range(1, 9), 8)}), SHORT, 30.0)
+        for _ in range(2)
+    )
+    work.prepare()
+    assert not [*work.run()] and [round(each.budget or 0.0) for each in work.works] == [10, 15, 30]
+    stopped.prepare()
+    stopped.results.append(stopped.works[0].result())
+    stopped.interrupted = True
+    fast = stopped.result()
+    assert set(fast.plans) == {(1,), (8,)} and fast.choices[4,].chunks == ((1,),) * 4
+    assert fast.conclusions()[-1].endswith("found by then; 1 size not tuned. A second run continues")
+
+
+def test_subprograms_that_gained_at_another_size_come_first() -> None:
+    work = Optimiser(model(transposed()), SHORT)
+    first, *others = [whole.nodes for whole in work.largest_first()]
+    work.gained_elsewhere = [others[-1]]
+    assert work.largest_first()[0].nodes == others[-1] != first
 
 
 def test_a_dimension_that_is_not_independent_runs_by_the_original_between_tuned_sizes(chunks_are_faster: None) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import onnx
@@ -86,25 +87,21 @@ def dispatch_sizes(
         original = convert_opset(model.path, original)
     protos = [*(inline_functions(model.path, proto) for _, proto in plans), original]
     names = _FreshNames.of(protos)
-    sizes = names.fresh("sizes")
-    nodes, weights = _concatenate_sizes(sorted(model.dynamic), sizes, names), list[onnx.TensorProto]()
+    top = _Nodes(names)
+    dynamic = sorted(model.dynamic)
+    sizes = top.add("Concat", *(top.add("Shape", name) for name in dynamic), axis=0)
     chosen = _branch(original.graph, {}, names)
     graphs = {tuple(sorted(shapes.items())): proto.graph for (shapes, _), proto in zip(plans, protos, strict=False)}
     for chunking in chunkings if opset(original) >= LOOP_OPSET else ():
         chosen = _Chunks(model, chunking, graphs, names).choice(sizes, chosen)
     for (shapes, _), proto in reversed(list(zip(plans, protos[:-1], strict=True))):
-        wanted = [size for name in sorted(model.dynamic) for size in shapes[name]]
-        weights.append(numpy_helper.from_array(np.array(wanted, np.int64), names.fresh("sizes of a plan")))
-        test = names.fresh("has the sizes of a plan")
-        nodes += _compare_sizes(sizes, weights[-1].name, test, names)
-        branch = _branch(proto.graph, {name: shapes[name] for name in model.dynamic}, names)
-        chosen = _choice(test, branch, chosen, names)
-    *first, choice = chosen.node
-    choice.output[:] = [value.name for value in original.graph.output]
-    nodes += first
-    weights += chosen.initializer
+        here = _Nodes(names)
+        test = here.are_equal(sizes, here.constant([size for name in dynamic for size in shapes[name]]))
+        chosen = here.choice(test, _branch(proto.graph, {name: shapes[name] for name in dynamic}, names), chosen)
+    chosen.node[-1].output[:] = [value.name for value in original.graph.output]
     given = [value for value in original.graph.input if value.name not in {w.name for w in original.graph.initializer}]
-    graph = helper.make_graph([*nodes, choice], "sizes", given, list(original.graph.output), weights)
+    nodes, weights = [*top.nodes, *chosen.node], [*top.weights, *chosen.initializer]
+    graph = helper.make_graph(nodes, "sizes", given, list(original.graph.output), weights)
     version = max(proto.ir_version for proto in protos)
     return helper.make_model(graph, opset_imports=_common_opsets(protos), ir_version=version)
 
@@ -130,22 +127,37 @@ class _FreshNames:
         return name
 
 
-def _concatenate_sizes(inputs: Sequence[str], sizes: str, names: _FreshNames) -> list[onnx.NodeProto]:
-    """Return nodes that make *sizes*, those of *inputs* one after the other."""
-    each = [names.fresh(f"sizes of {name}") for name in inputs]
-    shapes = [helper.make_node("Shape", [name], [own]) for name, own in zip(inputs, each, strict=True)]
-    return [*shapes, helper.make_node("Concat", each, [sizes], axis=0)]
+@dataclass(slots=True)
+class _Nodes:
+    """Nodes and constants of a graph in the making, with names that no model has."""
 
+    names: _FreshNames
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    weights: list[onnx.TensorProto] = field(default_factory=list)
 
-def _compare_sizes(sizes: str, wanted: str, result: str, names: _FreshNames) -> list[onnx.NodeProto]:
-    """Return nodes that make *result*, whether *sizes* are those *wanted*."""
-    same, numbers, least = (names.fresh(f"{result}: {what}") for what in ("each", "numbers", "least"))
-    return [
-        helper.make_node("Equal", [sizes, wanted], [same]),
-        helper.make_node("Cast", [same], [numbers], to=TensorProto.INT32),
-        helper.make_node("ReduceMin", [numbers], [least], keepdims=0),
-        helper.make_node("Cast", [least], [result], to=TensorProto.BOOL),
-    ]
+    def add(self, op: str, *inputs: str, **attributes: Any) -> str:
+        """Add a node, and return the name of its result."""
+        result = self.names.fresh(op)
+        self.nodes.append(helper.make_node(op, list(inputs), [result], **attributes))
+        return result
+
+    def constant(self, values: object) -> str:
+        """Add integers, and return their name."""
+        self.weights.append(numpy_helper.from_array(np.array(values, np.int64), self.names.fresh("integers")))
+        return self.weights[-1].name
+
+    def are_equal(self, sizes: str, wanted: str) -> str:
+        """Return the name of the truth value whether all *sizes* are those *wanted*."""
+        each = self.add("Cast", self.add("Equal", sizes, wanted), to=TensorProto.INT32)
+        return self.add("Cast", self.add("ReduceMin", each, keepdims=0), to=TensorProto.BOOL)
+
+    def choice(self, test: str, then: onnx.GraphProto, otherwise: onnx.GraphProto) -> onnx.GraphProto:
+        """Return a branch of these nodes that is *then* if *test* holds."""
+        outputs = [copy_message(value) for value in otherwise.output]
+        for value in outputs:
+            value.name = self.names.fresh(value.name)
+        node = helper.make_node("If", [test], [v.name for v in outputs], then_branch=then, else_branch=otherwise)
+        return helper.make_graph([*self.nodes, node], "other sizes", [], outputs, self.weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,142 +171,97 @@ class _Chunks:
 
     def choice(self, sizes: str, otherwise: onnx.GraphProto) -> onnx.GraphProto:
         """Return a branch that runs chunks if *sizes*, those of all dynamic inputs, have some."""
-        axes, dynamic = self.chunking.independence.inputs, sorted(self.model.dynamic)
-        is_here = [n == axes.get(name) for name in dynamic for n in range(len(self.chunking.shapes[name]))]
-        others = [0 if here else size for here, size in zip(is_here, self._flat(dynamic), strict=True)]
+        here, axes = _Nodes(self.names), self.chunking.independence.inputs
+        places = [(name, n) for name in sorted(self.model.dynamic) for n in range(len(self.chunking.shapes[name]))]
+        is_size = [axes.get(name) == n for name, n in places]
+        others = [0 if own else self.chunking.shapes[name][n] for own, (name, n) in zip(is_size, places, strict=True)]
         most = max(self.chunking.chunks) + 1
-        rows = [self.chunking.chunks.get(n, ()) for n in range(most)] + [()]
-        longest = max(map(len, rows))
-        tables = {
-            "numbers of chunks": [len(row) for row in rows],
-            "chunks": [[*row, *[0] * (longest - len(row))] for row in rows],
-            "starts": [[*chunk_starts(row), *[0] * (longest - len(row))] for row in rows],
-        }
-        weights = {key: self._weight(key, values) for key, values in tables.items()}
-        n, row, count, fits, some, test = map(self.names.fresh, ("size", "row", "chunk count", "fits", "some", "test"))
-        wanted, moved = self.names.fresh("wanted sizes"), self.names.fresh("moved sizes")
-        constants = [
-            self._weight("place", is_here.index(True)), self._weight("last row", most), self._weight("none", 0),
-            self._weight("places", [int(here) for here in is_here]), self._weight("other sizes", others),
-        ]  # fmt: skip
-        place, last, none, places, rest = (each.name for each in constants)
-        nodes = [
-            helper.make_node("Gather", [sizes, place], [n]),
-            helper.make_node("Mul", [places, n], [moved]),
-            helper.make_node("Add", [moved, rest], [wanted]),
-            *_compare_sizes(sizes, wanted, fits, self.names),
-            helper.make_node("Min", [n, last], [row]),
-            helper.make_node("Gather", [weights["numbers of chunks"].name, row], [count]),
-            helper.make_node("Greater", [count, none], [some]),
-            helper.make_node("And", [fits, some], [test]),
-        ]
-        loop = self._loop(n, count, row, weights["chunks"].name, weights["starts"].name, otherwise.output)
-        chosen = _choice(test, loop, otherwise, self.names)
-        replace_contents(chosen.node, [*nodes, *chosen.node])
-        chosen.initializer.extend([*weights.values(), *constants])
-        return chosen
+        table = [self.chunking.chunks.get(n, ()) for n in range(most)] + [()]
+        n = here.add("Gather", sizes, here.constant(is_size.index(True)))
+        wanted = here.add("Add", here.add("Mul", here.constant(is_size), n), here.constant(others))
+        row = here.add("Min", n, here.constant(most))
+        count = here.add("Gather", here.constant([len(chunks) for chunks in table]), row)
+        has_chunks = here.add("Greater", count, here.constant(0))
+        test = here.add("And", here.are_equal(sizes, wanted), has_chunks)
+        return here.choice(test, self._loop(n, count, row, table, otherwise.output), otherwise)
 
     def _loop(
-        self, n: str, count: str, row: str, chunks: str, starts: str, outputs: Iterable[onnx.ValueInfoProto]
+        self,
+        n: str,
+        count: str,
+        row: str,
+        table: Sequence[tuple[int, ...]],
+        outputs: Iterable[onnx.ValueInfoProto],
     ) -> onnx.GraphProto:
-        """Return a branch that runs *count* chunks of an input of size *n* and joins their results."""
-        fresh, results = self.names.fresh, self.chunking.independence.outputs
-        number, going, still = fresh("number"), fresh("going"), fresh("still going")
-        size, start, own, all_starts = fresh("chunk size"), fresh("start"), fresh("own chunks"), fresh("own starts")
-        sizes = sorted({c for row_ in self.chunking.chunks.values() for c in row_})
-        made = self._of_size(sizes[-1], n, start)
-        for c in sizes[-2::-1]:
-            test, wanted = fresh("is this size"), self._weight("this size", c)
-            made = _choice(test, self._of_size(c, n, start), made, self.names)
-            replace_contents(made.node, [helper.make_node("Equal", [size, wanted.name], [test]), *made.node])
-            made.initializer.append(wanted)
-        infos = [copy_message(value) for value in outputs]
-        kinds = [value.type.tensor_type.elem_type for value in infos]
-        before, after = [fresh("chunks before") for _ in infos], [fresh("chunks after") for _ in infos]
-        body = [
-            helper.make_node("Gather", [own, number], [size]),
-            helper.make_node("Gather", [all_starts, number], [start]),
-            helper.make_node("Identity", [going], [still]),
-            *made.node,
-            *(
-                helper.make_node("SequenceInsert", [old, value.name], [new])
-                for old, value, new in zip(before, made.output, after, strict=True)
-            ),
-        ]
-        given = [
-            helper.make_tensor_value_info(number, TensorProto.INT64, []),
-            helper.make_tensor_value_info(going, TensorProto.BOOL, []),
-            *(helper.make_tensor_sequence_value_info(v, kind, None) for v, kind in zip(before, kinds, strict=True)),
-        ]
-        carried = [helper.make_tensor_sequence_value_info(v, kind, None) for v, kind in zip(after, kinds, strict=True)]
-        inner = helper.make_graph(
-            body,
-            "chunk",
-            given,
-            [helper.make_tensor_value_info(still, TensorProto.BOOL, []), *carried],
-            list(made.initializer),
+        """Return a branch that runs the *count* chunks in a *row* of *table* and joins the results for *n* elements."""
+        here, infos = _Nodes(self.names), [copy_message(value) for value in outputs]
+        longest = max(map(len, table))
+        own, starts = (
+            here.add("Gather", here.constant([[*cells, *[0] * (longest - len(cells))] for cells in rows]), row)
+            for rows in (table, list(map(chunk_starts, table)))
         )
-        empty, full = [fresh("no chunks") for _ in infos], [fresh("all chunks") for _ in infos]
-        nodes = [
-            helper.make_node("Gather", [chunks, row], [own]),
-            helper.make_node("Gather", [starts, row], [all_starts]),
-            *(helper.make_node("SequenceEmpty", [], [v], dtype=kind) for v, kind in zip(empty, kinds, strict=True)),
-            helper.make_node("Loop", [count, "", *empty], full, body=inner),
-        ]
-        weights = list[onnx.TensorProto]()
-        for info, sequence, name in zip(infos, full, (value.name for value in self.model.outputs), strict=True):
-            info.name = fresh(info.name)
-            batch = results[name]
+        kinds = [value.type.tensor_type.elem_type for value in infos]
+        found = [here.add("SequenceEmpty", dtype=kind) for kind in kinds]
+        body = self._body(n, own, starts, kinds)
+        joined = [self.names.fresh("chunks") for _ in found]
+        here.nodes.append(helper.make_node("Loop", [count, "", *found], joined, body=body))
+        for info, sequence, value in zip(infos, joined, self.model.outputs, strict=True):
+            batch = self.chunking.independence.outputs[value.name]
             if batch is None:
-                weights.append(self._weight("first", 0))
-                nodes.append(helper.make_node("SequenceAt", [sequence, weights[-1].name], [info.name]))
+                info.name = here.add("SequenceAt", sequence, here.constant(0))
                 continue
-            joined, end = fresh("joined"), fresh("end")
-            mine = [self._weight(*each) for each in (("from", [0]), ("axis", [batch.axis]), ("step", [batch.step]))]
-            weights += mine
-            nodes += [
-                helper.make_node("ConcatFromSequence", [sequence], [joined], axis=batch.axis),
-                helper.make_node("Mul", [n, mine[2].name], [end]),
-                helper.make_node("Slice", [joined, mine[0].name, end, mine[1].name], [info.name]),
-            ]
-        return helper.make_graph(nodes, "chunks", [], infos, weights)
+            whole, end = (
+                here.add("ConcatFromSequence", sequence, axis=batch.axis),
+                here.add("Mul", n, here.constant([batch.step])),
+            )
+            info.name = here.add("Slice", whole, here.constant([0]), end, here.constant([batch.axis]))
+        return helper.make_graph(here.nodes, "chunks", [], infos, here.weights)
 
-    def _of_size(self, chunk: int, n: str, start: str) -> onnx.GraphProto:
+    def _body(self, n: str, chunks: str, starts: str, kinds: Sequence[int]) -> onnx.GraphProto:
+        """Return the body of the loop: one of *chunks*, whose results are appended to a sequence for each output."""
+        here, fresh = _Nodes(self.names), self.names.fresh
+        number, going = fresh("number"), fresh("going")
+        size, start = here.add("Gather", chunks, number), here.add("Gather", starts, number)
+        least, *sizes = sorted({c for row in self.chunking.chunks.values() for c in row})
+        made = self._plan(least, n, start)
+        for c in sizes:
+            inner = _Nodes(self.names)
+            made = inner.choice(inner.add("Equal", size, inner.constant(c)), self._plan(c, n, start), made)
+        here.nodes += made.node
+        before = [fresh("chunks before") for _ in kinds]
+        after = [here.add("SequenceInsert", old, new.name) for old, new in zip(before, made.output, strict=True)]
+        still = here.add("Identity", going)
+        given, results = (
+            [helper.make_tensor_sequence_value_info(v, kind, None) for v, kind in zip(values, kinds, strict=True)]
+            for values in (before, after)
+        )
+        return helper.make_graph(
+            here.nodes,
+            "chunk",
+            [
+                helper.make_tensor_value_info(number, TensorProto.INT64, []),
+                helper.make_tensor_value_info(going, TensorProto.BOOL, []),
+                *given,
+            ],
+            [helper.make_tensor_value_info(still, TensorProto.BOOL, []), *results],
+            [*here.weights, *made.initializer],
+        )
+
+    def _plan(self, chunk: int, n: str, start: str) -> onnx.GraphProto:
         """Return the plan of size *chunk* as a branch that reads the rows from *start*, the last one of *n* again."""
-        shapes = self.chunking.shapes_at(chunk)
+        here, shapes = _Nodes(self.names), self.chunking.shapes_at(chunk)
+        last = here.add("Sub", n, here.constant(1))
+        rows = here.add("Min", here.add("Add", here.constant(range(chunk)), start), last)
+        read = {
+            name: here.add("Gather", name, rows, axis=axis) for name, axis in self.chunking.independence.inputs.items()
+        }
         graph = self.graphs[tuple(sorted(shapes.items()))]
-        numbers, one = self._weight("numbers of rows", list(range(chunk))), self._weight("one", 1)
-        beyond, last, rows = map(self.names.fresh, ("rows from start", "last row of all", "rows of the chunk"))
-        first = [
-            helper.make_node("Add", [numbers.name, start], [beyond]),
-            helper.make_node("Sub", [n, one.name], [last]),
-            helper.make_node("Min", [beyond, last], [rows]),
-        ]
-        read = {}
-        for name, axis in self.chunking.independence.inputs.items():
-            read[name] = self.names.fresh(f"chunk of {name}")
-            first.append(helper.make_node("Gather", [name, rows], [read[name]], axis=axis))
         branch = _branch(graph, {name: shapes[name] for name in self.model.dynamic}, self.names, read)
-        replace_contents(branch.node, [*first, *branch.node])
-        branch.initializer.extend([numbers, one])
+        replace_contents(branch.node, [*here.nodes, *branch.node])
+        branch.initializer.extend(here.weights)
         for value in branch.output:
             value.type.tensor_type.ClearField("shape")  # the branches of other sizes have others
         return branch
-
-    def _flat(self, inputs: Iterable[str]) -> list[int]:
-        return [size for name in inputs for size in self.chunking.shapes[name]]
-
-    def _weight(self, name: str, values: object) -> onnx.TensorProto:
-        return numpy_helper.from_array(np.array(values, np.int64), self.names.fresh(name))
-
-
-def _choice(test: str, then: onnx.GraphProto, otherwise: onnx.GraphProto, names: _FreshNames) -> onnx.GraphProto:
-    """Return a branch that is *then* if *test* holds."""
-    outputs = [copy_message(value) for value in otherwise.output]
-    for value in outputs:
-        value.name = names.fresh(value.name)
-    node = helper.make_node("If", [test], [v.name for v in outputs], then_branch=then, else_branch=otherwise)
-    return helper.make_graph([node], "other sizes", [], outputs)
 
 
 NOTHING: Mapping[str, str] = {}
