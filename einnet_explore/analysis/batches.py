@@ -76,11 +76,13 @@ def element_scope(
     scopes must be equations of their own (``analysis.equations.lift_scopes``).  Raises Refused, with the index, if an
     element depends on another one, on its place in the batch or on the number of elements.
     """
-    fixed = {x: as_index(x.lo) for x in (*scope.traversals, *scope.summations) if x.extent == 1}
-    to: dict[Iterator, IndexLike] = dict(fixed)
+    # Iterators of one value are constants, so that a batch of one has the indices of others.
+    to: dict[Iterator, IndexLike] = {x: x.lo for x in (*scope.traversals, *scope.summations) if x.extent == 1}
     element, traversals, padding = Index(), scope.traversals, scope.padding
     if batch is not None:
         x = scope.traversals[batch.axis]
+        if (x.lo, x.hi) != (0, count * batch.step):
+            raise Refused(f"{name} has [{x.lo}, {x.hi}) in dimension {batch.axis}, expected [0, {count * batch.step})")
         within = Iterator(x.name, 0, batch.step)
         used = [each.name for each in (*scope.traversals, *scope.summations)]
         if count > 1:
@@ -88,9 +90,9 @@ def element_scope(
         to[x] = element * batch.step + (within if batch.step > 1 else 0)
         traversals = (*traversals[: batch.axis], within, *traversals[batch.axis + 1 :])
         padding = _without_padding(padding, batch)
-    part = _Element(element, sources if batch else {}, name)
-    if batch is None and (whole := next((read for read in tensor_names(scope) if sources.get(read)), None)):
+    elif whole := next((read for read in tensor_names(scope) if sources.get(read)), None):
         raise Refused(f"{name} is one for all elements of {whole}")
+    part = _Element(element, sources, name)
     domain = substitute_domain(scope.domain, to)
     for bound in domain:
         part.require_free(bound.index, f"the domain of {name}")

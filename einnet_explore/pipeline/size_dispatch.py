@@ -19,7 +19,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from einnet_explore.analysis.batches import BatchAxis
 from einnet_explore.onnx_import.load import convert_opset, inline_functions
 from einnet_explore.onnx_import.model import Model, Shape, copy_message, opset, replace_contents, walk_graphs
 from einnet_explore.pipeline.batch_independence import Independence
@@ -39,9 +38,9 @@ class Chunking:
 
     def shapes_at(self, size: int) -> dict[str, Shape]:
         """Return the shapes of the inputs at a *size* of the dimension."""
-        axes = self.independence.inputs
+        axes = self.independence.inputs.items()
         return {
-            name: BatchAxis(axes[name], size).single(shape) if name in axes else shape
+            name: tuple(size if (name, n) in axes else old for n, old in enumerate(shape))
             for name, shape in self.shapes.items()
         }
 
