@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ from onnx_building import build, node
 from onnx_building import run as infer
 
 import einnet_explore as ee
+from einnet_explore.analysis.batches import BatchAxis
 from einnet_explore.cli import main
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import ModelError
@@ -24,6 +26,7 @@ from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.optimised_sizes import cheapest_chunks
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.plan import build_plan
+from einnet_explore.pipeline.size_dispatch import dispatch_sizes
 from einnet_explore.pipeline.size_optimiser import SizeOptimiser
 from einnet_explore.runtime.measurement import Timing
 from einnet_explore.support.errors import Refused
@@ -255,14 +258,28 @@ def test_subprograms_that_gained_at_another_size_come_first() -> None:
     assert work.largest_first()[0].nodes == others[-1] != first
 
 
-def test_a_dimension_that_is_not_independent_runs_by_the_original_between_tuned_sizes(chunks_are_faster: None) -> None:
-    proto = scaled_softmax()
-    proto.graph.initializer[1].CopyFrom(onnx.numpy_helper.from_array(w(1, 3), "k"))
-    proto.graph.node[3].CopyFrom(node("Mul", ["p", "two"], ["y"]))
-    fast = ee.optimize(proto, shapes={"x": ([1, 4], range(3, 7))}, threads=1)
-    assert set(fast.plans) == {(r, c) for r in (1, 4) for c in (3, 4, 6)} and len(fast.dimensions) == 3
-    assert "softmax" in fast.dependent["columns"] and "rows" not in fast.dependent
-    np.testing.assert_allclose(fast(x=w(4, 5))["y"], infer(proto, {"x": w(4, 5)})["y"], 1e-5, 1e-6)
+def test_chunks_of_several_dimensions_and_inputs_run_in_one_model(chunks_are_faster: None) -> None:
+    """Softmax sums over columns; the second output has the rows last."""
+    nodes = [
+        node("Exp", ["x"], ["e"]), node("Mul", ["e", "two"], ["b"]), node("Softmax", ["b"], ["p"], axis=-1),
+        node("Add", ["p", "z"], ["y"]), node("ReduceSum", ["y", "axes"], ["s"], keepdims=0),
+        node("Transpose", ["y"], ["t"]),
+    ]  # fmt: skip
+    constants = {"two": np.float32([2]), "axes": np.array([1])}
+    proto = build(nodes, {"x": ["rows", "columns"], "z": ["rows", 1]}, ["s", "t"], constants)
+    fast = ee.optimize(proto, shapes={"x": (range(1, 7), [3, range(5, 7)])}, threads=1)
+    assert {each.number for each in fast.dimensions} == {0} and "Softmax" in fast.dependent["columns"]
+    parts = [({v.name: v.shape or () for v in each.model.inputs}, each.model.original) for each in fast.plans.values()]
+    chunkings = fast.chunkings({sizes: choice.chunks for sizes, choice in fast.choices.items()})
+    assert len(chunkings) == 3 and chunkings[0].independence.outputs["t"] == BatchAxis(1)
+    joined = dispatch_sizes(fast.model, parts, chunkings).SerializeToString()
+    session = onnxruntime.InferenceSession(joined, providers=["CPUExecutionProvider"])
+    for rows, columns in product((1, 2, 3, 5, 7), (3, 4, 5)):
+        feeds = {"x": w(rows, columns), "z": w(rows, 1)}
+        want, mine = infer(proto, feeds), fast(**feeds)
+        for name, got in zip(("s", "t"), session.run(["s", "t"], feeds), strict=True):
+            np.testing.assert_allclose(got, want[name], 1e-5, 1e-6)
+            np.testing.assert_allclose(mine[name], want[name], 1e-5, 1e-6)
 
 
 @pytest.mark.parametrize(

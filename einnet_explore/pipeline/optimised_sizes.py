@@ -231,9 +231,9 @@ class OptimisedSizes:
             for sizes, choice in self.choices.items()
         }
         used = {plan for those in chunks.values() for plan in those}
-        return [sizes for sizes in self.plans if sizes in used], self._chunkings(chunks)
+        return [sizes for sizes in self.plans if sizes in used], self.chunkings(chunks)
 
-    def _chunkings(self, chunks: Mapping[SizeTuple, Chunks]) -> list[Chunking]:
+    def chunkings(self, chunks: Mapping[SizeTuple, Chunks]) -> list[Chunking]:
         """Return the *chunks* of sizes without a plan of their own, along each independent dimension."""
         out = []
         for each in self.dimensions:
@@ -409,7 +409,7 @@ class OptimisedSizes:
                     f"{dimension.name}: the model is independent in each element, proved at {describe_sizes(proved)}: "
                     "sizes without a plan run in chunks where that is faster"
                 )
-            elif why := self.dependent.get(dimension.name):
+            elif (why := self.dependent.get(dimension.name)) and set(dimension.sizes) - {s[n] for s in self.plans}:
                 lines.append(f"{dimension.name}: sizes that were not tuned run by the original: {why}")
         return lines
 
