@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import log2, prod, sqrt
+from operator import index
 from os import PathLike
-from typing import TypeAlias, TypeGuard
+from typing import SupportsIndex, TypeAlias, TypeGuard
 
 import onnx
 
@@ -30,7 +31,7 @@ MAX_TUNED = 9
 
 def are_single(shapes: RangedShapes) -> TypeGuard[Mapping[str, Shape]]:
     """Return whether each dimension of *shapes* has one size."""
-    return all(isinstance(sizes, int) for shape in shapes.values() for sizes in shape)
+    return all(isinstance(sizes, SupportsIndex) for shape in shapes.values() for sizes in shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ def read_ranges(model: str | PathLike[str] | onnx.ModelProto, shapes: RangedShap
     of the same named dimension, and more than ``MAX_TUNED`` combinations to tune.
     """
     file, proto = read_proto(model)
+    shapes = {name: tuple(map(_as_sizes, shape)) for name, shape in shapes.items()}
     declared = {name: dims for name, dims in declared_dimensions(proto.graph).items() if dims is not None}
     found: dict[str, SizedDimension] = {}
     every = [(name, axis, given) for name, shape in shapes.items() for axis, given in enumerate(shape)]
@@ -133,9 +135,16 @@ def read_ranges(model: str | PathLike[str] | onnx.ModelProto, shapes: RangedShap
     return ranges
 
 
+def _as_sizes(given: Sizes) -> Sizes:
+    """Return *given* with integers of Python, also for those of other libraries."""
+    return index(given) if isinstance(given, SupportsIndex) else given
+
+
 def _sizes(where: str, given: range | Sequence[int | range]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the sizes that are *given*, and those to tune; raises ModelError."""
     parts = [given] if isinstance(given, range) else list(given)
+    if (count := sum(len(part) if isinstance(part, range) else 1 for part in parts)) > MAX_SIZES:
+        raise ModelError(f"{where}: found {count} sizes, expected at most {MAX_SIZES}")
     sizes = sorted({n for part in parts for n in (part if isinstance(part, range) else (part,))})
     if not sizes or sizes[0] < 1:
         raise ModelError(f"{where}: found {f'size {sizes[0]}' if sizes else 'no size'}, expected at least 1")
