@@ -108,7 +108,7 @@ DEPENDENT = {
             node("Shape", ["x"], ["s"], end=1), node("Cast", ["s"], ["c"], to=TensorProto.FLOAT),
             node("Div", ["x", "c"], ["y"]),
         ],
-        "y is",
+        "an element of y is .* if there are 1, .* if there are 3",
     ),
     "place": (
         [
@@ -124,7 +124,8 @@ DEPENDENT = {
         "outside the element|expected one dimension|depends on",
     ),
     "topmost": ([node("TopK", ["x", "ones"], ["y", "i"], axis=0)], "depend on one another"),
-    "unknown": ([node("Hardmax", ["x"], ["h"]), node("Trilu", ["h"], ["y"])], "condition|depend"),
+    "triangle": ([node("Trilu", ["x"], ["y"])], "a condition of y depends on the place in the batch"),
+    "unknown": ([node("Hardmax", ["x"], ["y"])], "it has no expression"),
 }  # fmt: skip
 CONSTANTS = {
     "last": np.array([-1]), "first": np.array([-(2**31)]), "axis": np.array([0]), "back": np.array([-1]),

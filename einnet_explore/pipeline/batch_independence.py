@@ -33,7 +33,7 @@ ELEMENTWISE = (
 )  # fmt: skip
 """Operators whose elements depend on those of their inputs at the same place, by NumPy's rules of broadcasting."""
 
-ALONG_ONE_AXIS = ("ArgMax", "ArgMin", "Hardmax", "LogSoftmax", "Softmax", "TopK")
+ALONG_ONE_AXIS = ("ArgMax", "ArgMin", "TopK")
 """Operators that compute along one dimension, in each place of the others alone."""
 
 
@@ -111,7 +111,10 @@ class _Proof:
                 for each, count in zip((mine, theirs), self.counts, strict=True)
             ]
             if single[0] != single[1]:
-                raise Refused(f"{name} is {single[0]} in one of {self.counts[0]} elements, {single[1]} in one of more")
+                raise Refused(
+                    f"an element of {name} is {single[0]} if there are {self.counts[0]}, {single[1]} if there are "
+                    f"{self.counts[1]}"
+                )
 
     def _check_weight(self, name: str, batch: BatchAxis | None) -> None:
         """Raise Refused unless weight *name* is the same in both models, or for each element of the batch."""
