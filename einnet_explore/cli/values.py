@@ -19,7 +19,7 @@ def parse_shapes(arguments: list[str]) -> dict[str, tuple[int, ...]]:
         out[name] = tuple(size for size in shape if isinstance(size, int))
         if len(out[name]) < len(shape):
             raise ValueError(
-                f"--shape {name}: found several sizes of a dimension, expected one: ranges are for optimize"
+                f"--shape {name}: found several sizes of a dimension, expected one: ranges are for optimize on a CPU"
             )
     return out
 
