@@ -163,7 +163,8 @@ NOTE = (
     "torch and torch.compile: the fastest of channels first or last, and of frozen weights or not. All compute in "
     "float32. Refused: rivals that are missing, do not convert the model or return other outputs. "
     "Published, A100: up to 2.72 times the best rival, 1.52 on average. Size: empty for the published size. "
-    "ours_is: the summary of the optimisation, from its own samples: medians, and a lower bound of their ratio."
+    "ours_is: the summary of the optimisation, from its own samples: medians, and a lower bound of their ratio. Nodes "
+    "that are not derived run in ONNX Runtime, or in OpenVINO where ours_is names it."
 )
 
 

@@ -27,8 +27,10 @@ from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model, ModelError, walk_graphs
 from einnet_explore.pipeline import size_dispatch
 from einnet_explore.pipeline.baseline import random_model_inputs
+from einnet_explore.pipeline.batch_independence import prove_independence
 from einnet_explore.pipeline.bundle import BundledPlan, check_bundle_folder, write_bundle
 from einnet_explore.pipeline.plan import ExecutionPlan, GroupRun, ProgramCall, build_plan
+from einnet_explore.pipeline.size_dispatch import Chunking
 from einnet_explore.runtime import compiled, onnx_fragment
 from einnet_explore.runtime.implementations import BoundEquation, load_implementation
 from einnet_explore.runtime.onnx_fragment import INSTRUCTION_SETS, LibraryKernels
@@ -515,9 +517,16 @@ def opened(folder: Path, model: onnx.ModelProto | None = None) -> onnxruntime.In
 
 
 @pytest.mark.parametrize("opset", [11, 21])
-def test_plans_run_their_sizes_and_the_original_operators_all_others(tmp_path: Path, opset: int) -> None:
+def test_plans_run_their_sizes_and_chunks_and_the_original_operators_all_others(tmp_path: Path, opset: int) -> None:
     """In the second session the original operators have another factor: it shows which sizes they run."""
-    write_bundle(tmp_path / "new", dynamic_plan(4, opset), dynamic_plan(6, opset))
+    plans, models = (
+        [dynamic_plan(n, opset) for n in (4, 6)],
+        [load_model(dynamic_model(), {"x": (n, 8)}) for n in (2, 3)],
+    )
+    independence = prove_independence((models[0], models[1]), {"x": 0}, (2, 3))
+    chunks = {5: (6,), 7: (4, 4), 10: (6, 4)}
+    write_bundle(tmp_path / "new", *plans, chunkings=[Chunking({"x": (4, 8)}, independence, chunks)])
+    assert "Sizes 5, 7, 10 of dimension 0 of x run in chunks" in (tmp_path / "new" / "README.md").read_text()
     found = json.loads((tmp_path / "new" / "manifest.json").read_text())
     assert found["inputs"] == [{"name": "x", "type": "float32", "shape": ["rows", None]}]
     assert [each["shapes"] for each in found["plans"]] == [{"x": [4, 8]}, {"x": [6, 8]}]
@@ -525,14 +534,14 @@ def test_plans_run_their_sizes_and_the_original_operators_all_others(tmp_path: P
     assert {f"certificates/{n}/000-relu.json" for n in range(2)} <= set(found["files"])
     marked = onnx.load(tmp_path / "new" / "model.onnx")
     for graph in walk_graphs(marked.graph):
-        if not any(n.op_type in ("If", "Kernel") for n in graph.node):
+        if not any(n.op_type in ("If", "Kernel", "Loop") for n in graph.node):
             for weight in graph.initializer:
                 if weight.name == "factor":
                     weight.CopyFrom(numpy_helper.from_array(np.float32([3]), "factor"))
     bundle, other = opened(tmp_path / "new"), opened(tmp_path / "new", marked)
-    for rows in (1, 4, 5, 6, 600):
+    for rows in (1, 4, 5, 6, 7, 10, 11, 600):
         x = np.random.default_rng(rows).standard_normal((rows, 8)).astype(np.float32)
-        factor = 2 if rows in (4, 6) else 3
+        factor = 2 if rows in (4, 6, *chunks) else 3
         for session, expected in ((bundle, dynamic_model(opset)), (other, dynamic_model(opset, factor))):
             np.testing.assert_allclose(session.run(None, {"x": x})[0], infer(expected, {"x": x})["z"], 1e-5, 1e-6)
     with pytest.raises(Exception, match="matmul_z"):

@@ -161,14 +161,18 @@ def _executor_options(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _shape_option(command: argparse.ArgumentParser) -> None:
+def _shape_option(command: argparse.ArgumentParser, more: str = "") -> None:
     command.add_argument(
-        "--shape", action="append", default=[], metavar="NAME=1,3,224,224", help="shape of a dynamic input; repeatable"
+        "--shape",
+        action="append",
+        default=[],
+        metavar="NAME=1,3,224,224",
+        help=f"shape of a dynamic input{more}; repeatable",
     )
 
 
-def _model_options(command: argparse.ArgumentParser, devices: str, device_help: str) -> None:
-    _shape_option(command)
+def _model_options(command: argparse.ArgumentParser, devices: str, device_help: str, sizes: str = "") -> None:
+    _shape_option(command, sizes)
     command.add_argument("--device", default="cpu", metavar=devices, help=device_help)
     command.add_argument(
         "--threads",
@@ -440,7 +444,8 @@ def _optimize_arguments(command: argparse.ArgumentParser) -> None:
     _states_option(command)
     _memory_option(command)
     _executor_options(command)
-    _model_options(command, "cpu|cuda", "cpu (the default), or cuda: the GPU of this machine")
+    sizes = "; on a CPU, a dimension may have several sizes: 1..8 (a few are tuned), or 1+4+16 (each is)"
+    _model_options(command, "cpu|cuda", "cpu (the default), or cuda: the GPU of this machine", sizes)
     _json_option(command)
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
+from einnet_explore.cli.optimize_sizes import check_outputs, run_optimize_sizes
 from einnet_explore.cli.output import (
     INTERRUPTED,
     NO,
     OK,
     STDOUT,
-    check_writable,
     format_table,
     progress_bar,
     save_file,
@@ -23,8 +23,9 @@ from einnet_explore.cli.output import (
     write_json,
     write_outputs,
 )
-from einnet_explore.cli.values import parse_shapes
-from einnet_explore.pipeline.bundle import README, check_bundle_folder
+from einnet_explore.cli.values import parse_ranged_shapes
+from einnet_explore.onnx_import.size_ranges import are_single
+from einnet_explore.pipeline.bundle import README
 from einnet_explore.pipeline.given_inputs import given_inputs
 from einnet_explore.pipeline.optimised import ORIGINAL_FILE, Optimised
 from einnet_explore.pipeline.optimiser import Optimiser, make_settings, read_model
@@ -56,15 +57,13 @@ def run_optimize(arguments: argparse.Namespace) -> int:
         arguments.numerics,
         arguments.error_bound,
     )
-    model = read_model(arguments.model, parse_shapes(arguments.shape))
-    check_writable(arguments.output, arguments.html, json=arguments.json, reads=[arguments.model, arguments.inputs])
-    inputs = given_inputs(arguments.inputs)
-    if arguments.certificates:
-        Path(arguments.certificates).mkdir(parents=True, exist_ok=True)
-        check_writable(str(Path(arguments.certificates) / "RECORD.json"))
-    if arguments.bundle:
-        check_bundle_folder(arguments.bundle)
+    shapes = parse_ranged_shapes(arguments.shape)
     settings = replace(settings, states=arguments.limit_states)
+    if not are_single(shapes):
+        return run_optimize_sizes(arguments, shapes, settings)
+    model = read_model(arguments.model, shapes)
+    check_outputs(arguments)
+    inputs = given_inputs(arguments.inputs)
     with limit_memory(arguments.memory) as memory, executor(arguments.jobs, arguments.cluster) as where:
         work = Optimiser(
             model,

@@ -3,20 +3,52 @@
 from __future__ import annotations
 
 import argparse
+import re
+from typing import TYPE_CHECKING
 
 from einnet_explore.support.limits import parse_bytes
+
+if TYPE_CHECKING:
+    from einnet_explore.onnx_import.size_ranges import Sizes
 
 
 def parse_shapes(arguments: list[str]) -> dict[str, tuple[int, ...]]:
     """Parse ``NAME=1,3,224,224`` arguments to shapes by name; raise ValueError for any other form."""
     out: dict[str, tuple[int, ...]] = {}
+    for name, shape in parse_ranged_shapes(arguments).items():
+        out[name] = tuple(size for size in shape if isinstance(size, int))
+        if len(out[name]) < len(shape):
+            raise ValueError(
+                f"--shape {name}: found several sizes of a dimension, expected one: ranges are for optimize on a CPU"
+            )
+    return out
+
+
+def parse_ranged_shapes(arguments: list[str]) -> dict[str, tuple[Sizes, ...]]:
+    """Parse arguments like ``NAME=1..8,3,224,224``, or ``1+4+16`` for sizes of a dimension; raise ValueError."""
+    out: dict[str, tuple[Sizes, ...]] = {}
     for text in arguments:
         name, equals, sizes = text.rpartition("=")
         parts = sizes.replace("x", ",").split(",")
-        if not equals or not name or not all(p.strip().isdecimal() for p in parts):
-            raise ValueError(f"--shape {text}: found no list of sizes after a name, expected NAME=1,3,224,224")
-        out[name] = tuple(map(int, parts))
+        if not equals or not name or not all(_SIZES.fullmatch(part.strip()) for part in parts):
+            raise ValueError(
+                f"--shape {text}: found no list of sizes after a name, expected NAME=1,3,224,224, or 1..8 or 1+4+16 "
+                "for the sizes of a dimension"
+            )
+        out[name] = tuple(map(_parse_sizes, parts))
     return out
+
+
+_SIZES = re.compile(r"\d+(\.\.\d+)?(\+\d+(\.\.\d+)?)*")
+
+
+def _parse_sizes(text: str) -> Sizes:
+    """Parse the sizes of a dimension: ``8``, ``1..8`` or ``1..4+16``."""
+    found: list[int | range] = []
+    for part in text.split("+"):
+        low, dots, high = part.partition("..")
+        found.append(range(int(low), int(high) + 1) if dots else int(low))
+    return found[0] if len(found) == 1 else tuple(found)
 
 
 def parse_call(text: str) -> tuple[str, dict[str, int]]:

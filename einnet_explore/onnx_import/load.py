@@ -117,6 +117,23 @@ def _with_subgraphs(nodes: Iterable[onnx.NodeProto]) -> Iterable[onnx.NodeProto]
                 waiting += graph.node
 
 
+MAX_INTEGER, MAX_INTEGER_ELEMENTS = 4096, 64
+"""Limits of ``integers_of``: larger integers, and the elements of larger integer tensors, are left out."""
+
+
+def integers_of(proto: onnx.ModelProto) -> set[int]:
+    """Return the integers of a model: attributes, elements of small integer tensors, and sizes of weights.
+
+    Next to them, as sizes of inputs, operators may change their form.
+    """
+    attributes = [a for node in walk_nodes(proto) for a in node.attribute]
+    weights = [*proto.graph.initializer, *(a.t for a in attributes if a.HasField("t"))]
+    kinds = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
+    small = (t for t in weights if t.data_type in kinds and prod(t.dims) <= MAX_INTEGER_ELEMENTS)
+    found = {n for t in weights for n in t.dims} | {a.i for a in attributes} | {n for a in attributes for n in a.ints}
+    return {n for n in found.union(*(numpy_helper.to_array(t).flat for t in small)) if n <= MAX_INTEGER}
+
+
 TARGET_OPSET = 21
 """The opset that ONNX's converter converts older models to."""
 

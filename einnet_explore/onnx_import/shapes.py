@@ -29,9 +29,7 @@ def set_input_shapes(file: str, graph: onnx.GraphProto, shapes: Mapping[str, Sha
     Inputs that share a named dimension need its size only once.  Raises ModelError for an unknown name, another rank, a
     different static dimension, a size below 1, and a dimension that remains dynamic.
     """
-    weights = {w.name for w in graph.initializer}
-    inputs = {v.name: v for v in graph.input if v.name not in weights and v.type.HasField("tensor_type")}
-    declared = {name: _declared(value) for name, value in inputs.items()}
+    inputs, declared = _inputs(graph), declared_dimensions(graph)
     symbols: dict[str, tuple[int, str]] = {}
     for name, shape in shapes.items():
         if name not in inputs:
@@ -55,6 +53,17 @@ def set_input_shapes(file: str, graph: onnx.GraphProto, shapes: Mapping[str, Sha
     ranks = {name: len(value.type.tensor_type.shape.dim) for name, value in inputs.items()}
     dims = {name: found if found is not None else (None,) * ranks[name] for name, found in declared.items()}
     return {name: found for name, found in dims.items() if not all(isinstance(d, int) for d in found)}
+
+
+def _inputs(graph: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
+    """Return the inputs of *graph* that are tensors and no weights, by name."""
+    weights = {w.name for w in graph.initializer}
+    return {v.name: v for v in graph.input if v.name not in weights and v.type.HasField("tensor_type")}
+
+
+def declared_dimensions(graph: onnx.GraphProto) -> dict[str, Declared | None]:
+    """Return the declared dimensions of each input of *graph*, None where not even their number is declared."""
+    return {name: _declared(value) for name, value in _inputs(graph).items()}
 
 
 def _declared(value: onnx.ValueInfoProto) -> Declared | None:

@@ -8,7 +8,6 @@ It is tested at small and large sizes, and where an integer in a model may chang
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -20,12 +19,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING, TypeAlias
 
 import onnx
-from onnx import TensorProto, numpy_helper
 
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Access, Program, Tensor
 from einnet_explore.onnx_import.contrib_operators import expand_contrib_operators
-from einnet_explore.onnx_import.load import load_model, read_proto, walk_nodes
+from einnet_explore.onnx_import.load import integers_of, load_model, read_proto
 from einnet_explore.onnx_import.model import Model, Shape
 from einnet_explore.parametric.assumptions import family
 from einnet_explore.parametric.conjecture import Conjecture, conjecture, default_sizes, sizes_text
@@ -189,7 +187,7 @@ def _compare_at_all_sizes(
     pair = _SizedModels(
         lambda sizes: load_model(first, shapes_at(sizes), rewrite=expand_contrib_operators),
         lambda sizes: _load(first, second, shapes_at(sizes)),
-        _integers(first) | _integers(second),
+        integers_of(read_proto(first)[1]) | integers_of(read_proto(second)[1]),
         start + budget,
         parts,
     )
@@ -308,13 +306,6 @@ SMALLEST = 3
 LARGE = (97, 1009)
 """Large sizes at which the form is tested, as at the integers of a model."""
 
-LARGEST = 4096
-"""Integers of a model above this one are not tested."""
-
-INTEGERS = (TensorProto.INT32, TensorProto.INT64)
-MAX_ELEMENTS = 64
-"""Elements of an integer tensor whose elements are tested."""
-
 
 @dataclass(slots=True)
 class _ModelReplay:
@@ -425,16 +416,6 @@ def _with_numbers(two: tuple[Program, Program], reads: Mapping[int, Access]) -> 
         )
         for program in two
     ]
-
-
-def _integers(model: File) -> set[int]:
-    """Return the integers of *model*: attributes, small integer tensors, and sizes of weights."""
-    _, proto = read_proto(model)
-    attributes = [a for node in walk_nodes(proto) for a in node.attribute]
-    weights = [*proto.graph.initializer, *(a.t for a in attributes if a.HasField("t"))]
-    small = (t for t in weights if t.data_type in INTEGERS and math.prod(t.dims) <= MAX_ELEMENTS)
-    found = {n for t in weights for n in t.dims} | {a.i for a in attributes} | {n for a in attributes for n in a.ints}
-    return {n for n in found.union(*(numpy_helper.to_array(t).flat for t in small)) if n <= LARGEST}
 
 
 def _told(here: Verdict, why: str, found: Mapping[str, int]) -> Verdict:

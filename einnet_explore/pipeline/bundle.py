@@ -24,8 +24,9 @@ from onnx import external_data_helper, numpy_helper
 
 from einnet_explore.checker.bundle import FORMAT, MANIFEST, VERSION
 from einnet_explore.onnx_import.model import Model, ModelValue, Shape, copy_message, walk_graphs
+from einnet_explore.onnx_import.size_ranges import describe_sizes
 from einnet_explore.pipeline.plan import ExecutionPlan, PlanModel
-from einnet_explore.pipeline.size_dispatch import dispatch_sizes, with_declared_sizes
+from einnet_explore.pipeline.size_dispatch import Chunking, dispatch_sizes, with_declared_sizes
 from einnet_explore.runtime.compiled import c_compiler
 from einnet_explore.runtime.onnx_fragment import API_VERSION, DOMAIN, INSTRUCTION_SETS, LibraryKernels
 from einnet_explore.runtime.profile_store import package_version
@@ -101,10 +102,11 @@ def _bundle_files(folder: Path) -> Collection[str]:
         return ()
 
 
-def write_bundle(path: str | Path, *plans: BundledPlan) -> None:
+def write_bundle(path: str | Path, *plans: BundledPlan, chunkings: Sequence[Chunking] = ()) -> None:
     """Write *plans* of one model as a bundle to the folder *path*, whole or not at all.
 
-    Each plan runs the sizes for which it was made; if the model has dynamic sizes, its operators run all others.
+    Each plan runs the sizes for which it was made; sizes of *chunkings* run in chunks by them.  If the model has
+    dynamic sizes, its operators run all others.
 
     Raises Refused for plans of several models or of equal sizes, and if the model without its weights is larger than
     2 GiB; BackendError if the kernels cannot be compiled; and as ``check_bundle_folder`` does.
@@ -114,7 +116,7 @@ def write_bundle(path: str | Path, *plans: BundledPlan) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     kernels = LibraryKernels()
     made = [each.plan.model_with(kernels) for each in plans]
-    proto, why_fixed = _join_plans(plans, made)
+    proto, why_fixed = _join_plans(plans, made, chunkings)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name[:40]}-") as aside:
         new = Path(aside) / "new"
         new.mkdir()
@@ -130,14 +132,16 @@ def write_bundle(path: str | Path, *plans: BundledPlan) -> None:
             (new / where).mkdir(parents=True)
             for name, record in each.records.items():
                 save_record(new / where / f"{name}.json", record)
-        (new / README).write_text(_readme(plans, proto))
-        save_record(new / MANIFEST, _manifest(new, plans, made, proto, kernels, why_fixed))
+        (new / README).write_text(_readme(plans, proto, chunkings))
+        save_record(new / MANIFEST, _manifest(new, plans, made, proto, kernels, why_fixed, chunkings))
         if folder.exists():
             folder.rename(Path(aside) / "old")
         new.rename(folder)
 
 
-def _join_plans(plans: Sequence[BundledPlan], made: Sequence[PlanModel]) -> tuple[onnx.ModelProto, str]:
+def _join_plans(
+    plans: Sequence[BundledPlan], made: Sequence[PlanModel], chunkings: Sequence[Chunking]
+) -> tuple[onnx.ModelProto, str]:
     """Return the model of all *plans*, and why its sizes are fixed if those of the original are not."""
     model = plans[0].model
     if (
@@ -153,7 +157,7 @@ def _join_plans(plans: Sequence[BundledPlan], made: Sequence[PlanModel]) -> tupl
         (each.shapes, one.proto) for each, one in zip(plans, made, strict=True) if one.proto is not each.model.original
     ]
     try:
-        return dispatch_sizes(model, branches), ""
+        return dispatch_sizes(model, branches, chunkings), ""
     except Refused as why:
         if len(plans) > 1:
             raise
@@ -192,6 +196,7 @@ def _manifest(
     proto: onnx.ModelProto,
     kernels: LibraryKernels,
     why_fixed: str,
+    chunkings: Sequence[Chunking],
 ) -> JsonObject:
     model = plans[0].model
     return {
@@ -219,6 +224,14 @@ def _manifest(
                 "certificates": where,
             }
             for each, one, where in zip(plans, made, _certificate_folders(plans), strict=True)
+        ],
+        "chunks": [
+            {
+                "shapes": {name: list(shape) for name, shape in each.shapes.items()},
+                "dimensions": dict(each.independence.inputs),
+                "sizes": {str(size): list(chunks) for size, chunks in sorted(each.chunks.items())},
+            }
+            for each in chunkings
         ],
         "kernels": [
             {"number": number, "compiler": kernel.compiler, "shapes": [list(shape) for shape in kernel.shapes]}
@@ -290,7 +303,7 @@ def _opsets(proto: onnx.ModelProto) -> dict[str, int]:
     return {opset.domain or "ai.onnx": opset.version for opset in proto.opset_import}
 
 
-def _readme(plans: Sequence[BundledPlan], proto: onnx.ModelProto) -> str:
+def _readme(plans: Sequence[BundledPlan], proto: onnx.ModelProto, chunkings: Sequence[Chunking]) -> str:
     """Return the page of a bundle of *plans*, written as *proto*: six lines for each language."""
     model = plans[0].model
     names = [json.dumps(value.name) for value in model.inputs]
@@ -301,7 +314,7 @@ def _readme(plans: Sequence[BundledPlan], proto: onnx.ModelProto) -> str:
         content="`model.onnx` needs the custom operator in `kernels.so`."
         if needs_library
         else "No kernel is faster than the original: `model.onnx` runs without `kernels.so`, which is empty.",
-        sizes=_describe_sizes(plans) if needs_library and _is_dynamic(proto) else "",
+        sizes=_describe_sizes(plans, chunkings) if needs_library and _is_dynamic(proto) else "",
         api=max(API_VERSION, FIRST_RUNTIMES.get(_opsets(proto)["ai.onnx"], API_VERSION)),
         threads=count_noun(threads, "thread"),
         number=threads,
@@ -315,10 +328,18 @@ def _readme(plans: Sequence[BundledPlan], proto: onnx.ModelProto) -> str:
     )
 
 
-def _describe_sizes(plans: Sequence[BundledPlan]) -> str:
-    """Say for which sizes there are kernels."""
+def _describe_sizes(plans: Sequence[BundledPlan], chunkings: Sequence[Chunking]) -> str:
+    """Say for which sizes there are kernels, and which run in chunks."""
     shapes = (", ".join(f"{name} {list(shape)}" for name, shape in each.shapes.items()) for each in plans)
-    return f"Kernels are for these shapes: {'; '.join(shapes)}. At other sizes the original operators run.\n\n"
+    sizes = [
+        f" Sizes {describe_sizes(sorted(each.chunks))} of dimension {axis} of {name} run in chunks of these."
+        for each in chunkings
+        for name, axis in list(each.independence.inputs.items())[:1]
+    ]
+    return (
+        f"Kernels are for these shapes: {'; '.join(shapes)}.{''.join(sizes)} At other sizes the original operators run."
+        "\n\n"
+    )
 
 
 def _is_dynamic(proto: onnx.ModelProto) -> bool:

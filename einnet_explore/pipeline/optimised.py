@@ -289,21 +289,14 @@ class Optimised:
 
     def onnx_bytes(self) -> bytes:
         """Return ``onnx()`` as the content of a file: without rewrites, that of the original file if it is whole."""
-        source = Path(self.model.path)
-        if not self.replacements and source.is_file():
-            proto = onnx.load(source, load_external_data=False)
-            if not any(external_data_helper.uses_external_data(tensor) for tensor in proto.graph.initializer):
-                return source.read_bytes()
-        made: bytes = self.onnx().SerializeToString()
-        return made
+        content = None if self.replacements else whole_file(self.model.path)
+        return self.onnx().SerializeToString() if content is None else content
 
     def save(self, path: str | Path) -> None:
         """Write ``onnx()`` to *path*, whole or not at all; warns if that is the original model."""
         write_atomically(path, self.onnx_bytes())
         if not self.replacements:
-            faster = any(part.kept for part in self.bundled.parts)
-            plan = "; save_bundle writes the plan, which is faster" if faster else ""
-            warnings.warn(f"{path} is your original model: {ORIGINAL_FILE}{plan}", UserWarning, stacklevel=2)
+            warn_of_original(path, is_bundle_faster=any(part.kept for part in self.bundled.parts))
 
     def save_bundle(self, path: str | Path, *others: Optimised) -> None:
         """Write the plan to the folder *path*, as a model, a library of kernels, certificates and a page on their use.
@@ -314,9 +307,10 @@ class Optimised:
         alone (``bundled``).  Raises BackendError without a C compiler, Refused for a folder with other files, for
         *others* of another model and for a model beyond 2 GiB, OSError if it cannot be written.
         """
-        write_bundle(path, *(each.bundled._bundled() for each in (self, *others)))
+        write_bundle(path, *(each.bundled.bundled_plan() for each in (self, *others)))
 
-    def _bundled(self) -> BundledPlan:
+    def bundled_plan(self) -> BundledPlan:
+        """Return the plan as bundles have it."""
         levels = [part.numerics.level for part in self.parts if part.numerics]
         level = max(levels, key=LEVELS.index, default=LEVELS[0])
         return BundledPlan(
@@ -460,6 +454,22 @@ class Optimised:
         stays = _html_reasons("not optimised", self.untouched(), bool(self.untuned))
         ends = _html_reasons("sums of products across operators end before", self.ends_of_regions())
         return html_report(self.conclusions(), self.rows()) + stays + ends
+
+
+def whole_file(path: str) -> bytes | None:
+    """Return the content of the file of a model; None if there is no file, or it needs others for its weights."""
+    source = Path(path)
+    if not source.is_file():
+        return None
+    proto = onnx.load(source, load_external_data=False)
+    is_whole = not any(external_data_helper.uses_external_data(tensor) for tensor in proto.graph.initializer)
+    return source.read_bytes() if is_whole else None
+
+
+def warn_of_original(path: str | Path, is_bundle_faster: bool) -> None:
+    """Warn that the file at *path* is the original model, two calls above."""
+    plan = "; save_bundle writes the plan, which is faster" if is_bundle_faster else ""
+    warnings.warn(f"{path} is your original model: {ORIGINAL_FILE}{plan}", UserWarning, stacklevel=3)
 
 
 def _html_reasons(title: str, lines: Sequence[str], is_open: bool = False) -> str:

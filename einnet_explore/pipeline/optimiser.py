@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from itertools import islice
@@ -376,6 +376,8 @@ class Optimiser:
     executor: WorkExecutor | None = None
     inputs: GivenInputs | None = None
     """Inputs on which whole models are compared and timed, in place of random ones; subprograms have random ones."""
+    gained_elsewhere: Collection[tuple[str, ...]] = ()
+    """The nodes of subprograms that gained at other sizes of the model: they are tuned first."""
     stage: str = "reading the model"
     done: int = 0
     _began: float = field(default_factory=perf_counter, init=False)
@@ -561,12 +563,19 @@ class Optimiser:
     def largest_first(self) -> list[Subprogram]:
         """Return the subprograms of the split, longest by estimate first, equal ones together.
 
-        When time runs out, it was spent on the largest possible gains.
+        When time runs out, it was spent on the largest possible gains: first on those that gained at another size.
         """
         seconds: defaultdict[str, float] = defaultdict(float)
+        promising = set[str]()
         for whole in self.split.subprograms:
-            seconds[whole.anonymous.signature] += CostModel().program_cost(whole.anonymous.program).seconds
-        return sorted(self.split.subprograms, key=lambda whole: -seconds[whole.anonymous.signature])
+            signature = whole.anonymous.signature
+            seconds[signature] += CostModel().program_cost(whole.anonymous.program).seconds
+            if any(each.nodes in self.gained_elsewhere for each in (whole, *whole.parts)):
+                promising.add(signature)
+        return sorted(
+            self.split.subprograms,
+            key=lambda whole: (whole.anonymous.signature not in promising, -seconds[whole.anonymous.signature]),
+        )
 
     def result(self) -> Optimised:
         """Return the plan of the winners so far, measured and checked against ONNX Runtime on ``feeds``."""

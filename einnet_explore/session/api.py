@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     import onnx
     import torch
 
+    from einnet_explore.onnx_import.size_ranges import RangedShapes
     from einnet_explore.pipeline.given_inputs import Inputs
     from einnet_explore.pipeline.gpu_plan import GpuPlan
     from einnet_explore.pipeline.optimised import Optimised
+    from einnet_explore.pipeline.optimised_sizes import OptimisedSizes
     from einnet_explore.strategies.candidate import Candidate
     from einnet_explore.support.executors import WorkExecutor
 
@@ -175,10 +177,9 @@ def graph(program: Program, title: str = "", folded: bool = False) -> Figure:
 # Imports the compilers and ONNX Runtime when it is called: ``import einnet_explore`` stays quick.
 
 
-class OptimizeOptions(TypedDict, total=False):
-    """The keywords of ``optimize`` other than the device."""
+class TuningOptions(TypedDict, total=False):
+    """The keywords of ``optimize`` that hold for a range of sizes, too."""
 
-    shapes: Mapping[str, tuple[int, ...]] | None
     threads: int | None
     budget: float | None
     numerics: str
@@ -187,7 +188,23 @@ class OptimizeOptions(TypedDict, total=False):
     max_depth: int
     states: int | None
     executor: WorkExecutor | None
+
+
+class OptimizeOptions(TuningOptions, total=False):
+    """The keywords of ``optimize`` other than the device."""
+
+    shapes: Mapping[str, tuple[int, ...]] | None
     inputs: Inputs | None
+
+
+@overload  # shapes of single sizes match the first one
+def optimize(  # type: ignore[overload-overlap]
+    model: Source,
+    example_inputs: Sequence[object] = (),
+    *,
+    device: Literal["cpu"] = "cpu",
+    **options: Unpack[OptimizeOptions],
+) -> Optimised: ...
 
 
 @overload
@@ -195,9 +212,10 @@ def optimize(
     model: Source,
     example_inputs: Sequence[object] = (),
     *,
+    shapes: RangedShapes,
     device: Literal["cpu"] = "cpu",
-    **options: Unpack[OptimizeOptions],
-) -> Optimised: ...
+    **options: Unpack[TuningOptions],
+) -> OptimisedSizes: ...
 
 
 @overload
@@ -209,14 +227,14 @@ def optimize(
 @overload
 def optimize(
     model: Source, example_inputs: Sequence[object] = (), *, device: str, **options: Unpack[OptimizeOptions]
-) -> Optimised | GpuPlan: ...
+) -> Optimised | OptimisedSizes | GpuPlan: ...
 
 
 def optimize(
     model: Source,
     example_inputs: Sequence[object] = (),
     *,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    shapes: RangedShapes | None = None,
     device: str = "cpu",
     threads: int | None = None,
     budget: float | None = None,
@@ -227,17 +245,19 @@ def optimize(
     states: int | None = None,
     executor: WorkExecutor | None = None,
     inputs: Inputs | None = None,
-) -> Optimised | GpuPlan:
+) -> Optimised | OptimisedSizes | GpuPlan:
     """Optimise an ONNX model, a program, or a PyTorch module with the shapes of its *example_inputs*, for this machine.
 
     The result is called with arrays by input name; ``save("fast.onnx")`` and ``save_bundle("DIR")`` deploy it.  Ctrl-C
     keeps what was found so far.
 
-    *shapes* sets dynamic inputs by name.  *threads* defaults to the cores of this machine.  No subprogram is tuned
-    after *budget* seconds, all runs of the model counted (None: 20 for each different subprogram, at least 60 and at
-    most 480); final selection takes half as long at most.  *numerics* bounds the change of rounding: ``"exact"``,
-    ``"reassociate"``, ``"approximate"`` (outputs may differ by 1e-4 of the largest) or ``"bf16"`` (products may also
-    have operands in bfloat16, as far as the running error stays below *error_bound*, relative to the largest output).
+    *shapes* sets dynamic inputs by name.  A dimension may have several sizes: ``range(1, 9)``, of which a few are
+    tuned, or a list, of which each is; the result, an ``OptimisedSizes``, accepts all of them (docs/deploying.md).
+    *threads* defaults to the cores of this machine.  No subprogram is tuned after *budget* seconds, all runs of the
+    model counted (None: 20 for each different subprogram, at least 60 and at most 480), and all sizes; final selection
+    takes half as long at most.  *numerics* bounds the change of rounding: ``"exact"``, ``"reassociate"``,
+    ``"approximate"`` (outputs may differ by 1e-4 of the largest) or ``"bf16"`` (products may also have operands in
+    bfloat16, as far as the running error stays below *error_bound*, relative to the largest output).
     *target_runtime* ``"onnxruntime"`` optimises the exported file in place of the plan.  *max_depth* and *states* bound
     each search; *executor*, one of ``concurrent.futures``, runs the searches.  *inputs*, arrays by input name or the
     path of an ``.npz`` archive of them, are those on which the original and the result are compared and timed (None:
@@ -252,8 +272,28 @@ def optimize(
     model's, and for a GPU that is missing, cannot run the model or fails; OSError if the archive of *inputs* cannot be
     read.
     """
+    from einnet_explore.onnx_import.size_ranges import are_single
     from einnet_explore.pipeline.torch_modules import export_if_module
 
+    shapes = shapes or {}
+    if not are_single(shapes):
+        from einnet_explore.pipeline.size_optimiser import optimize_sizes
+
+        if inputs is not None:
+            raise ValueError("inputs: found arrays of one size, expected none for a range of sizes")
+        return optimize_sizes(
+            export_if_module(model, example_inputs),
+            shapes,
+            device=device,
+            threads=threads,
+            max_depth=max_depth,
+            budget=budget,
+            target_runtime=target_runtime,
+            numerics=numerics,
+            error_bound=error_bound,
+            states=states,
+            executor=executor,
+        )
     if device == "cuda":
         from einnet_explore.pipeline.gpu_optimiser import optimize_for_gpu, refuse_cpu_options
 
@@ -268,7 +308,7 @@ def optimize(
         )
         return optimize_for_gpu(
             export_if_module(model, example_inputs),
-            shapes=shapes or {},
+            shapes=shapes,
             max_depth=max_depth,
             budget=budget,
             numerics=numerics,
@@ -279,7 +319,7 @@ def optimize(
 
     return run(
         export_if_module(model, example_inputs),
-        shapes=shapes or {},
+        shapes=shapes,
         device=device,
         threads=threads,
         max_depth=max_depth,
