@@ -52,7 +52,7 @@ from einnet_explore.ir import (
 from einnet_explore.operators.operator import OnnxNode, Operator, onnx_node
 from einnet_explore.runtime.arrays import Array, bind_arrays, bind_function, fits_kernel
 from einnet_explore.runtime.c_kernels import NativeSource
-from einnet_explore.runtime.integer_products import IntegerProduct, integer_product, match_integer_product
+from einnet_explore.runtime.integer_products import IntegerProduct, integer_product
 from einnet_explore.runtime.matrix_products import bind_matrix_product
 from einnet_explore.runtime.onnx_fragment import FragmentWriter, Shape, bind_session, custom_ops_available, onnx_session
 from einnet_explore.runtime.profile_store import C_ENGINE, ONE_THREAD_SUFFIX, ProfileKey, profile_key
@@ -574,10 +574,9 @@ def implementations_of(bound: BoundEquation) -> Iterable[Implementation]:
 
 def _typed_implementations(bound: BoundEquation) -> Iterable[Implementation]:
     scope = bound.equation.scope
-    integers = match_integer_product(scope) if bound.out.size else None
-    if integers is not None:
-        product = integer_product(integers, bound.constants, bound.views, bound.threads)
-        with suppress(BackendError):
+    if bound.out.size:
+        product = integer_product(scope, bound.constants, bound.views, bound.threads)
+        with suppress(BackendError, Refused):
             if product is not None and all(bound.arrays[name].flags.c_contiguous for name in product.reads):
                 yield load_implementation(IntegerProductCall(product, bound.constants))
     numbers = match_matrix_product(scope) if bound.out.size else None
