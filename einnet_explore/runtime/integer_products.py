@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 from importlib.resources import files
@@ -29,6 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
+from einnet_explore.analysis.indices import substitute
 from einnet_explore.analysis.products import (
     TensorContraction,
     match_matrix_product,
@@ -40,7 +41,7 @@ from einnet_explore.codegen.language.values import type_of
 from einnet_explore.codegen.preparation import prepare
 from einnet_explore.codegen.product_epilogue import ProductEpilogue
 from einnet_explore.codegen.sum_of_products import split_epilogue
-from einnet_explore.ir import Access, Iterator, Scalar, Scope, Tensor, element_type
+from einnet_explore.ir import Access, Iterator, Scalar, Scope, Tensor, as_index, element_type
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import Array, Arrays
 from einnet_explore.runtime.c_kernels import EOPERATOR_FLAGS, NATIVE, VECTOR_MATH_DECLARATIONS
@@ -526,14 +527,26 @@ def integer_product(
     Operands in *constants* never change; those in *views* are views of other tensors.
     """
     found = split_epilogue(scope)
-    product = match_integer_product(found[0]) if found is not None else None
-    if found is None or product is None:
+    if found is None:
+        return None
+    core, epilogue = _without_units(*found)
+    product = match_integer_product(core)
+    if product is None:
         return None
     reads = [_read(access, views) for access in (product.left, product.right)]
     sides = list(zip(reads, (product.m, product.n), strict=True))
     orders = (sides, sides[::-1])
-    made = (_oriented(product, scope, found[1], set(constants), views, threads, *order) for order in orders)
+    made = (_oriented(product, scope, epilogue, set(constants), views, threads, *order) for order in orders)
     return min(filter(None, made), key=lambda m: m.work, default=None)
+
+
+def _without_units(core: Scope, epilogue: Scalar) -> tuple[Scope, Scalar]:
+    """*core* and its *epilogue* without traversals of one value."""
+    ones = {x: as_index(x.lo) for x in core.traversals if x.extent == 1}
+    kept = tuple(x for x in core.traversals if x not in ones) or core.traversals[-1:]
+    at = {x: i for x, i in ones.items() if x not in kept}
+    rest = replace(core, traversals=kept, body=substitute(core.body, at), padding=())
+    return rest, substitute(epilogue, at)
 
 
 def _oriented(
@@ -554,7 +567,8 @@ def _oriented(
     if a is None or b is None:
         return None
     known = constants & {a.layout.source, b.layout.source} if a.layout.source != b.layout.source else set[str]()
-    places = dict(zip(scope.traversals, row_major_strides(scope.shape), strict=True))
+    core = product.scope
+    places = dict(zip(core.traversals, row_major_strides(core.shape), strict=True))
     outer_rows, rows = merge_strides(ms, (places,))
     outer_columns, columns = merge_strides(ns, (places,))
     by_row, by_column = (places[group[-1]] if group else 1 for group in (rows, columns))
@@ -583,7 +597,7 @@ def _oriented(
         by_row,
         by_column,
         mode,
-        ProductEpilogue(scope, epilogue, batch, rows, columns, views),
+        ProductEpilogue(replace(core, summations=()), epilogue, batch, rows, columns, views),
         copy.made if copy else None,
         threads,
     )
