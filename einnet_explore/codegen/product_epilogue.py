@@ -60,6 +60,12 @@ class ProductEpilogue:
         """Whether results are the sums."""
         return self.body == SUM_RESULT[()]
 
+    def check(self) -> None:
+        """Raise Refused if it reads something that is no element of a tensor."""
+        for access in accesses(self._flat.body):
+            if not isinstance(access.source, Tensor) or not is_inside_box(access.index, access.source.box):
+                raise Refused(f"the epilogue reads {access!r}, expected an element of a tensor")
+
     @cached_property
     def inputs(self) -> tuple[str, ...]:
         """The tensors that it reads, in the order of the function's arguments."""
@@ -86,18 +92,14 @@ class ProductEpilogue:
 
     @cached_property
     def _flat(self) -> Scope:
-        """The epilogue over (matrix, row, column); raises Refused for reads outside of their tensors."""
+        """The epilogue over (matrix, row, column)."""
         groups = (self.matrices, self.rows, self.columns)
         axes = tuple(Iterator(f"axis{n}", 0, prod(x.extent for x in g)) for n, g in enumerate(groups))
         at = {x: i for axis, group in zip(axes, groups, strict=True) for x, i in _digits(axis, group).items()}
         sums = Tensor(self._sums, tuple(x.extent for x in axes), dtype="int32")
         body = map_accesses(self.body, lambda a: sums[axes] if a.source == SUM_RESULT else a)
         viewed = map_tensors(replace(self.scope, body=body, padding=()), lambda t: self.views.get(t.name, t))
-        flat = Scope(axes, (), substitute(prepare(viewed).body, at))
-        for access in accesses(flat.body):
-            if not isinstance(access.source, Tensor) or not is_inside_box(access.index, access.source.box):
-                raise Refused(f"the epilogue reads {access!r}, expected an element of a tensor")
-        return flat
+        return Scope(axes, (), substitute(prepare(viewed).body, at))
 
     def text(self, pitch: int, width: int) -> str:
         """Return the function ``finish``: rows of sums are *width* elements apart, rows of results *pitch*.

@@ -64,9 +64,9 @@ from einnet_explore.runtime.implementations import (
     Implementation,
     ImplementationChooser,
     IntegerProductCall,
+    InterpretedCall,
     KernelCall,
     TiledCall,
-    first_implementation,
     implementations_of,
     load_implementation,
     single_threaded_variant,
@@ -133,11 +133,8 @@ def fastest_implementation(
     (BackendError), now or though its time is known, is passed over.  Our own C kernel comes last: it is compiled and
     compared where the best of the others leaves something to gain, and again when another version writes such kernels.
     Where a short kernel by several threads is the best, the same by one thread is compared with it.  The result is
-    compiled.  An equation of other types than ``float32`` takes the first one.  Raises BackendError where no
-    implementation is left.
+    compiled.  Raises BackendError where no implementation is left.
     """
-    if is_typed(bound.equation.scope):
-        return first_implementation(bound, implementations)
     return _Choice(bound, store).take(implementations)
 
 
@@ -156,6 +153,7 @@ class _Choice:
     def __init__(self, bound: BoundEquation, store: TimeStore) -> None:
         self.bound, self.store, self.key = bound, store, bound.profile_key
         self.timed: list[_Candidate] = []
+        self.interpreter: Implementation | None = None
         self.refusals: list[str] = []
 
     def take(self, implementations: Iterable[Implementation]) -> Implementation:
@@ -167,7 +165,12 @@ class _Choice:
             self._measure(untimed)
         if c_kernel is not None:
             self._compare_c_kernel(c_kernel)
-        best = self._fastest_that_loads()
+        try:
+            best = self._fastest_that_loads()
+        except BackendError:
+            if self.interpreter is None:
+                raise
+            return self.interpreter
         if self.bound.threads > 1 and NEGLIGIBLE_SECONDS < best.seconds < SHORT_KERNEL_SECONDS:
             return self._with_best_threads(best)
         return best.implementation
@@ -180,6 +183,9 @@ class _Choice:
         c_kernel: _Candidate | None = None
         for place, implementation in enumerate(implementations):
             candidate = _Candidate(implementation, place)
+            if implementation.engine == InterpretedCall.engine:
+                self.interpreter = implementation  # it is only taken where nothing else is left
+                continue
             stored = self.store.get(replace(self.key, engine=implementation.engine))
             if stored is not None:
                 self.timed.append(replace(candidate, seconds=stored.seconds))
@@ -264,16 +270,17 @@ class _Choice:
 
     def _fill_inputs(self) -> None:
         """Fill arrays with numbers of an ordinary size: zeros are quicker, infinities slower."""
+        given = {t.name: t for t in tensors(self.bound.equation.scope)}
         for name, array in self.bound.operands.items():
             if name not in self.bound.constants and array.flags.writeable:
-                array[...] = np.random.default_rng(0).standard_normal(array.shape)
+                array[...] = _random_array(given[name])
 
 
 def _time_ratio(best: Call, other: Call, out: Array, threads: int) -> float:
     """The time of *other* over that of *best*, both writing *out*; infinity if their results differ."""
     best()
     want = out.copy()
-    out[...] = np.nan
+    np.invert(out.view(np.uint8), out=out.view(np.uint8))  # other elements than those wanted
     other()
     # Random numbers under a root, or a divisor near 0: what is no number has to be none in both.
     finite = np.isfinite(want)

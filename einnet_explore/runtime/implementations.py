@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import astuple, dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from math import prod
@@ -65,7 +64,7 @@ from einnet_explore.runtime.tvm_cpu import (
     kernel_kind,
     tvm_source,
 )
-from einnet_explore.support.errors import BackendError, Refused
+from einnet_explore.support.errors import BackendError
 from einnet_explore.support.storage import cache_directory, write_aside
 
 Call = Callable[[], object]
@@ -536,8 +535,14 @@ ImplementationChooser: TypeAlias = Callable[[BoundEquation, Iterable[Implementat
 
 
 def first_implementation(bound: BoundEquation, implementations: Iterable[Implementation]) -> Implementation:
-    """The implementation to take if nothing is measured; raises BackendError if its engine refuses."""
-    return load_implementation(next(iter(implementations)))
+    """The first one that its engine does not refuse, if nothing is measured; raises BackendError if all are refused."""
+    refusals = []
+    for implementation in implementations:
+        try:
+            return load_implementation(implementation)
+        except BackendError as error:
+            refusals.append(str(error))
+    raise BackendError("; ".join(refusals))
 
 
 def view_call(bound: BoundEquation) -> ViewCall | None:
@@ -576,20 +581,17 @@ def _typed_implementations(bound: BoundEquation) -> Iterable[Implementation]:
     scope = bound.equation.scope
     if bound.out.size:
         product = integer_product(scope, bound.constants, bound.views, bound.threads)
-        with suppress(BackendError, Refused):
-            if product is not None and all(bound.arrays[name].flags.c_contiguous for name in product.reads):
-                yield load_implementation(IntegerProductCall(product, bound.constants))
-    numbers = match_matrix_product(scope) if bound.out.size else None
-    if numbers is not None and {bound.out.dtype, *(a.dtype for a in bound.operands.values())} == {np.dtype("float64")}:
-        by_blas = ProductCall(numbers)
-        left, right = (bound.arrays[name] for name in by_blas.reads)
-        if bind_matrix_product(numbers, left, right, bound.out) is not None:
-            yield by_blas
-    kernel = NativeCall(NativeSource(bound.inlined, bound.threads))
-    with suppress(BackendError, Refused):
-        load_implementation(kernel)
-        yield kernel
-    yield InterpretedCall(bound.equation.scope)
+        if product is not None and all(bound.arrays[name].flags.c_contiguous for name in product.reads):
+            yield IntegerProductCall(product, bound.constants)
+        numbers = match_matrix_product(scope)
+        types = {bound.out.dtype, *(a.dtype for a in bound.operands.values())}
+        if numbers is not None and types == {np.dtype("float64")}:
+            by_blas = ProductCall(numbers)
+            left, right = (bound.arrays[name] for name in by_blas.reads)
+            if bind_matrix_product(numbers, left, right, bound.out) is not None:
+                yield by_blas
+    yield NativeCall(NativeSource(bound.inlined, bound.threads))
+    yield InterpretedCall(scope)
 
 
 def _kernels(bound: BoundEquation) -> Iterable[Implementation]:

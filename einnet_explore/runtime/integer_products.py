@@ -46,6 +46,7 @@ from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import Array, Arrays
 from einnet_explore.runtime.c_kernels import EOPERATOR_FLAGS, NATIVE, VECTOR_MATH_DECLARATIONS
 from einnet_explore.runtime.matrix_products import merge_strides
+from einnet_explore.support.errors import NoKernel, Refused
 
 _LANES, _GROUP = 16, 4
 """Columns of a vector, and neighbouring factors of a sum, as in the text in C."""
@@ -260,7 +261,7 @@ class IntegerProduct:
 
     @cached_property
     def text(self) -> str:
-        """The C source."""
+        """The C source; raises NoKernel if there is none of the epilogue."""
         (row_flip, row_low), (column_flip, column_low) = self._flips
         rows, columns = self.rows, self.columns
         is_padded = bool(columns.pads) and columns.tensor not in self.packed
@@ -323,7 +324,10 @@ class IntegerProduct:
         source = files("einnet_explore.runtime").joinpath("integer_products.c").read_text(encoding="utf-8")
         defined = (f"#define {name} ({value})" for name, value in numbers.items())
         held = (f"static const long long {name}[] = {{{', '.join(map(str, t))}}};" for name, t in tables.items())
-        finish = self.epilogue.text(self.pitch, self.width)
+        try:
+            finish = self.epilogue.text(self.pitch, self.width)
+        except Refused as error:
+            raise NoKernel(f"no kernel in C: {error}") from error
         return "\n".join((VECTOR_MATH_DECLARATIONS, f"typedef {result} Result;", finish, *defined, *held, source))
 
     @property
@@ -536,7 +540,10 @@ def integer_product(
     reads = [_read(access, views) for access in (product.left, product.right)]
     sides = list(zip(reads, (product.m, product.n), strict=True))
     orders = (sides, sides[::-1])
-    made = (_oriented(product, scope, epilogue, set(constants), views, threads, *order) for order in orders)
+    try:
+        made = [_oriented(product, scope, epilogue, set(constants), views, threads, *order) for order in orders]
+    except Refused:  # the epilogue reads outside of a tensor
+        return None
     return min(filter(None, made), key=lambda m: m.work, default=None)
 
 
@@ -588,6 +595,8 @@ def _oriented(
     if max(prod(left.shape), prod(right.shape), prod(right.padded_shape), prod(scope.shape)) > MAX_BYTES:
         return None
     at = (sum(n * places[x] for n, x in zip(point, batch, strict=True)) for point in _points(batch))
+    finish = ProductEpilogue(replace(core, summations=()), epilogue, batch, rows, columns, views)
+    finish.check()
     return IntegerProduct(
         scope,
         left,
@@ -597,7 +606,7 @@ def _oriented(
         by_row,
         by_column,
         mode,
-        ProductEpilogue(replace(core, summations=()), epilogue, batch, rows, columns, views),
+        finish,
         copy.made if copy else None,
         threads,
     )
