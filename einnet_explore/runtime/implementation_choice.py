@@ -63,7 +63,6 @@ from einnet_explore.runtime.implementations import (
     Call,
     Implementation,
     ImplementationChooser,
-    IntegerProductCall,
     InterpretedCall,
     KernelCall,
     TiledCall,
@@ -77,6 +76,7 @@ from einnet_explore.runtime.measurement import stop_after, time_calls
 from einnet_explore.runtime.onnx_fragment import IR_VERSION, OPSET, FragmentWriter, bind_session, onnx_session
 from einnet_explore.runtime.profile_store import (
     C_ENGINE,
+    INTEGER_ENGINE,
     ONE_THREAD_SUFFIX,
     UNFUSED_PAIR,
     StoredTime,
@@ -585,7 +585,7 @@ def _pair_times(
 
 def _fused_engine(pair: EpiloguePair) -> str:
     """The engine of the kernel of both equations."""
-    return IntegerProductCall.engine if is_typed(pair.first.scope) else TiledCall.engine
+    return INTEGER_ENGINE if is_typed(pair.first.scope) else TiledCall.engine
 
 
 def _known_seconds(store: TimeStore, e: Equation, threads: int, constant: Collection[str], engine: str) -> float:

@@ -54,7 +54,7 @@ from einnet_explore.runtime.c_kernels import NativeSource
 from einnet_explore.runtime.integer_products import IntegerProduct, integer_product
 from einnet_explore.runtime.matrix_products import bind_matrix_product
 from einnet_explore.runtime.onnx_fragment import FragmentWriter, Shape, bind_session, custom_ops_available, onnx_session
-from einnet_explore.runtime.profile_store import C_ENGINE, ONE_THREAD_SUFFIX, ProfileKey, profile_key
+from einnet_explore.runtime.profile_store import C_ENGINE, INTEGER_ENGINE, ONE_THREAD_SUFFIX, ProfileKey, profile_key
 from einnet_explore.runtime.tvm_cpu import (
     KernelKind,
     LoopNests,
@@ -294,7 +294,7 @@ class IntegerProductCall:
 
     made: IntegerProduct
     constants: Mapping[str, Array] = field(repr=False)
-    engine = "integers"
+    engine = INTEGER_ENGINE
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -590,7 +590,7 @@ def _oriented(
     if copy is not None:
         steps = (_offsets(copy.by, order[:-1])[:, None] + copy.groups).reshape(-1)
     elif mode == RowMode.IN_PLACE:
-        steps = steps[::_GROUP]
+        steps = np.ascontiguousarray(steps[::_GROUP])
     left, right = a.operand(rows, steps, batch, copy), b.operand(columns, b.steps(order, together), batch)
     if max(prod(left.shape), prod(right.shape), prod(right.padded_shape), prod(scope.shape)) > MAX_BYTES:
         return None
