@@ -57,6 +57,9 @@ MAX_PRODUCTS = 1 << 12
 MAX_BYTES = (1 << 31) - 1
 """Bytes of an operand: places are 32-bit numbers."""
 
+VNNI_SPEEDUP = 3.7
+"""Products of bytes with AVX512-VNNI that take as long as one of float32."""
+
 PACKING_ROWS = 32
 """Rows of a product that take as long as packing a panel of columns."""
 
