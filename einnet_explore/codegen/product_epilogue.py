@@ -6,7 +6,7 @@ mixed-radix numbers of traversals, and so is the number of a matrix among severa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -14,13 +14,14 @@ from math import prod
 from einnet_explore.analysis.indices import fresh_name, is_inside_box, substitute
 from einnet_explore.codegen.fusion.operations import typed_program
 from einnet_explore.codegen.language.dialects import C
-from einnet_explore.codegen.language.lowering import flat_read, lower_scalar
+from einnet_explore.codegen.language.lowering import flat_index, flat_read, lower_scalar, tensor_name
 from einnet_explore.codegen.language.printer import emit, entry_name
 from einnet_explore.codegen.language.statements import For, Kernel, Store
 from einnet_explore.codegen.language.values import I32, I64, Array, Expr, Literal, Var, cast, type_of
 from einnet_explore.codegen.preparation import prepare
 from einnet_explore.codegen.sum_of_products import SUM_RESULT
 from einnet_explore.ir import (
+    ELEMENT_TYPES,
     Access,
     Equation,
     Index,
@@ -71,6 +72,16 @@ class ProductEpilogue:
         """The tensors that it reads, in the order of the function's arguments."""
         return tuple(t.name for t in self._operands)
 
+    @cached_property
+    def aligned(self) -> tuple[str, ...]:
+        """The inputs of bytes that are only read at the place of the result."""
+        at = {x: i for axis, group in self._axes.items() for x, i in _digits(axis, group).items()}
+        here = flat_index((as_index(at[x]) for x in self.scope.traversals), self.scope.shape)
+        places: dict[str, set[Index]] = {}
+        for access in accesses(self._flat.body):
+            places.setdefault(tensor_name(access.source), set()).add(flat_index(access.index, access.source.shape))
+        return tuple(t.name for t in self._operands if places[t.name] == {here} and ELEMENT_TYPES[t.dtype].bits == 8)
+
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Their shapes."""
@@ -91,20 +102,25 @@ class ProductEpilogue:
         return fresh_name("S", {t.name for t in tensors(replace(self.scope, body=self.body))} | set(self.views))
 
     @cached_property
+    def _axes(self) -> Mapping[Iterator, tuple[Iterator, ...]]:
+        """The numbers of a matrix, a row and a column, and the traversals that are their digits."""
+        groups = (self.matrices, self.rows, self.columns)
+        return {Iterator(f"axis{n}", 0, prod(x.extent for x in g)): g for n, g in enumerate(groups)}
+
+    @cached_property
     def _flat(self) -> Scope:
         """The epilogue over (matrix, row, column)."""
-        groups = (self.matrices, self.rows, self.columns)
-        axes = tuple(Iterator(f"axis{n}", 0, prod(x.extent for x in g)) for n, g in enumerate(groups))
-        at = {x: i for axis, group in zip(axes, groups, strict=True) for x, i in _digits(axis, group).items()}
+        axes = tuple(self._axes)
+        at = {x: i for axis, group in self._axes.items() for x, i in _digits(axis, group).items()}
         sums = Tensor(self._sums, tuple(x.extent for x in axes), dtype="int32")
         body = map_accesses(self.body, lambda a: sums[axes] if a.source == SUM_RESULT else a)
         viewed = map_tensors(replace(self.scope, body=body, padding=()), lambda t: self.views.get(t.name, t))
         return Scope(axes, (), substitute(prepare(viewed).body, at))
 
-    def text(self, pitch: int, width: int) -> str:
+    def text(self, pitch: int, width: int, aligned: Collection[str] = ()) -> str:
         """Return the function ``finish``: rows of sums are *width* elements apart, rows of results *pitch*.
 
-        Raises Refused where it has no kernel in C.
+        Of *aligned* inputs it takes blocks like that of the sums.  Raises Refused where it has no kernel in C.
         """
         if self.is_identity:
             return _COPY.format(width=width, pitch=pitch)
@@ -126,7 +142,8 @@ class ProductEpilogue:
 
             def read(source: Tensor | Table | Scope, where: tuple[Expr, ...]) -> Expr:
                 assert isinstance(source, Tensor)
-                return cast(kind, arrays[source.name][where[0]])
+                is_block = source.name in aligned
+                return cast(kind, arrays[source.name][row * width + column if is_block else where[0]])
 
             def known(access: Access) -> Access:
                 source = access.source

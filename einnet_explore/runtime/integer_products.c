@@ -270,31 +270,41 @@ static void correct(const Call *c, int n, int64_t i, int rows, const int32_t *co
 }
 
 #if BY_COLUMN != 1
-/* Write a block of results, whose columns are apart in y. */
-static void scatter(const Result *from, int rows, int columns, Result *y)
+/* to[j][i] = from[i][j], bytes. */
+static void transpose(const uint8_t *from, int64_t from_pitch, int rows, int columns, uint8_t *to, int64_t to_pitch)
 {
     int i = 0;
 #ifdef __SSE2__
-    if (sizeof(Result) == 1 && BY_ROW == 1)
-        for (; i + 16 <= rows; i += 16)
-            for (int j = 0; j + 16 <= columns; j += 16) {
-                __m128i x[16], z[16];
-                for (int r = 0; r < 16; r++) x[r] = _mm_loadu_si128((const __m128i *)(from + (i + r) * COLUMNS + j));
-                for (int step = 0; step < 4; step++) {
-                    for (int r = 0; r < 8; r++) {
-                        z[2 * r] = _mm_unpacklo_epi8(x[r], x[r + 8]);
-                        z[2 * r + 1] = _mm_unpackhi_epi8(x[r], x[r + 8]);
-                    }
-                    memcpy(x, z, sizeof x);
+    for (; i + 16 <= rows; i += 16) {
+        for (int j = 0; j + 16 <= columns; j += 16) {
+            __m128i x[16], z[16];
+            for (int r = 0; r < 16; r++) x[r] = _mm_loadu_si128((const __m128i *)(from + (i + r) * from_pitch + j));
+            for (int step = 0; step < 4; step++) {
+                for (int r = 0; r < 8; r++) {
+                    z[2 * r] = _mm_unpacklo_epi8(x[r], x[r + 8]);
+                    z[2 * r + 1] = _mm_unpackhi_epi8(x[r], x[r + 8]);
                 }
-                for (int k = 0; k < 16; k++) _mm_storeu_si128((__m128i *)(y + (int64_t)(j + k) * BY_COLUMN + i), x[k]);
+                memcpy(x, z, sizeof x);
             }
-    for (int r = 0; r < i; r++)
-        for (int j = columns / 16 * 16; j < columns; j++)
-            y[(int64_t)r * BY_ROW + (int64_t)j * BY_COLUMN] = from[r * COLUMNS + j];
+            for (int k = 0; k < 16; k++) _mm_storeu_si128((__m128i *)(to + (j + k) * to_pitch + i), x[k]);
+        }
+        for (int r = i; r < i + 16; r++)
+            for (int j = columns / 16 * 16; j < columns; j++) to[j * to_pitch + r] = from[r * from_pitch + j];
+    }
 #endif
+    for (; i < rows; i++)
+        for (int j = 0; j < columns; j++) to[j * to_pitch + i] = from[i * from_pitch + j];
+}
+
+/* Write a block of results, whose columns are apart in y. */
+static void scatter(const Result *from, int rows, int columns, Result *y)
+{
+    if (sizeof(Result) == 1 && BY_ROW == 1) {
+        transpose((const uint8_t *)from, COLUMNS, rows, columns, (uint8_t *)y, BY_COLUMN);
+        return;
+    }
     for (int j = 0; j < columns; j++)
-        for (int r = i; r < rows; r++)
+        for (int r = 0; r < rows; r++)
             y[(int64_t)r * BY_ROW + (int64_t)j * BY_COLUMN] = from[r * COLUMNS + j];
 }
 #endif
@@ -302,13 +312,25 @@ static void scatter(const Result *from, int rows, int columns, Result *y)
 /* The results of a block of rows and a panel. */
 static void results(const Call *c, int n, int64_t i, int rows, int j, int columns, int32_t *sums)
 {
-    Result *y = c->y + PRODUCTS_Y[n] + i * BY_ROW + (int64_t)j * BY_COLUMN;
+    const int64_t place = PRODUCTS_Y[n] + i * BY_ROW + (int64_t)j * BY_COLUMN;
 #if BY_COLUMN == 1
-    finish(sums, y, c->more, n, (int)i, rows, j, columns);
+    finish(sums, c->y + place, c->more, n, (int)i, rows, j, columns);
 #else
     Result made[BLOCK * COLUMNS];
-    finish(sums, made, c->more, n, (int)i, rows, j, columns);
-    scatter(made, rows, columns, y);
+    void **more = c->more;
+#if ALIGNED
+    /* Operands that are read where results are written. */
+    uint8_t blocks[ALIGNED][BLOCK * COLUMNS];
+    void *own[MORE];
+    memcpy(own, more, sizeof own);
+    for (int a = 0; a < ALIGNED; a++) {
+        transpose((const uint8_t *)more[ALIGNED_INPUTS[a]] + place, BY_COLUMN, columns, rows, blocks[a], COLUMNS);
+        own[ALIGNED_INPUTS[a]] = blocks[a];
+    }
+    more = own;
+#endif
+    finish(sums, made, more, n, (int)i, rows, j, columns);
+    scatter(made, rows, columns, c->y + place);
 #endif
 }
 

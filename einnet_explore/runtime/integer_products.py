@@ -297,6 +297,7 @@ class IntegerProduct:
             "PAD": int(is_padded),
             "PADDED_SIZE": prod(shape) if is_padded else 0,
             "MORE": len(self.epilogue.inputs),
+            "ALIGNED": len(self._aligned),
             "COPY_SIZE": len(rows.starts) * len(rows.outer) * self.length if self.mode == RowMode.GATHERED else 0,
             "FILLED": 0,
             "FILL": 0,
@@ -307,6 +308,7 @@ class IntegerProduct:
             "PRODUCTS_A": rows.numbers,
             "PRODUCTS_B": columns.numbers,
             "PRODUCTS_Y": self.places,
+            "ALIGNED_INPUTS": [*map(self.epilogue.inputs.index, self._aligned)] or [0],
         }
         if (copy := self.copy) is not None:
             numbers |= {
@@ -328,10 +330,15 @@ class IntegerProduct:
         defined = (f"#define {name} ({value})" for name, value in numbers.items())
         held = (f"static const long long {name}[] = {{{', '.join(map(str, t))}}};" for name, t in tables.items())
         try:
-            finish = self.epilogue.text(self.pitch, self.width)
+            finish = self.epilogue.text(self.pitch, self.width, self._aligned)
         except Refused as error:
             raise NoKernel(f"no kernel in C: {error}") from error
         return "\n".join((VECTOR_MATH_DECLARATIONS, f"typedef {result} Result;", finish, *defined, *held, source))
+
+    @property
+    def _aligned(self) -> tuple[str, ...]:
+        """The inputs of the epilogue that are bytes where the results are, if they are transposed with them."""
+        return self.epilogue.aligned if self.by_column != 1 == self.by_row else ()
 
     @property
     def pitch(self) -> int:
