@@ -2,8 +2,11 @@
 
 A case is a model that ONNX Runtime's tool has quantised to QDQ form with random calibration: ``resnet18`` with weights
 quantised by tensor, ``resnet18-channels`` by channel, and ``block``, a transformer block.  ``optimize`` derives the
-plan; then all runtimes are called in turn, on one thread, and the processor time of each turn is compared, which other
-work on the machine affects little.  OpenVINO runs in a process of its own, where ``--openvino FOLDER`` says where it is
+plan.  With ``--forms``, which needs no quiet machine, every subprogram runs as the variant that takes the least
+processor time by itself instead.
+
+All runtimes are called in turn, on one thread, and the processor times of each turn are compared, which other work on
+the machine affects little.  OpenVINO runs in a process of its own, where ``--openvino FOLDER`` says where it is
 installed.
 
 Exact outputs are those of the model evaluated in float64, so that only ``QuantizeLinear`` rounds.
@@ -121,23 +124,63 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quantised", description=__doc__)
     parser.add_argument("cases", nargs="*", default=CASES, metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--openvino", metavar="FOLDER", help="a folder in which OpenVINO is installed")
+    parser.add_argument("--forms", action="store_true", help="replace every subprogram, without selection")
     parser.add_argument("--budget", type=float, default=300.0, metavar="SECONDS", help="of tuning (default: 300)")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for case in asked.cases:
             path = Path(folder) / "model.onnx"
             write_quantised(case, path)
-            print(case, compare(path, asked.openvino, asked.budget), sep=": ", flush=True)
+            made = plan_of_forms(path) if asked.forms else optimised_plan(path, asked.budget)
+            print(case, *compare(path, made, asked.openvino), sep="; ", flush=True)
 
 
-def compare(path: Path, openvino: str | None, budget: float) -> str:
-    """Return times, ratios and equal outputs of all runtimes on the model in *path*."""
-    import onnxruntime
-
+def optimised_plan(path: Path, budget: float) -> tuple[Any, str]:
+    """Return the plan of ``optimize``, and what it replaces."""
     import einnet_explore as ee
 
     fast = ee.optimize(path, threads=1, budget=budget)
-    plan = fast.plan
+    return fast.plan, f"{sum(part.kept for part in fast.parts)} of {len(fast.parts)} subprograms"
+
+
+def plan_of_forms(path: Path) -> tuple[Any, str]:
+    """Return the plan in which every subprogram is its fastest variant, and how many of them multiply bytes."""
+    from einnet_explore.onnx_import.load import load_model
+    from einnet_explore.pipeline.fusion import fuse_eoperators
+    from einnet_explore.pipeline.partition import partition
+    from einnet_explore.pipeline.plan import ProgramCall, build_plan
+    from einnet_explore.pipeline.tuning_context import Implementations, Settings
+    from einnet_explore.pipeline.tuning_task import find_variants, select_finalists
+    from einnet_explore.runtime.implementation_choice import ProfileStore, compile_measured
+
+    model, store, settings = load_model(path), ProfileStore(), Settings(threads=1)
+    cost = Implementations(settings, store).cost
+    found: dict[Any, Any] = {}
+    calls, integers = {}, 0
+    for part in partition(model).subprograms:
+        program, names = part.anonymous.program, part.value_names(model)
+        if program not in found:
+            ranked = find_variants(program, cost, settings).variants
+            found[program] = [fuse_eoperators(v.derivation()).end for v in select_finalists(ranked, 4, float("inf"))]
+        weights = {t.name: model.weights[names[t.name]] for t in program.inputs if t.weight}
+        made = [compile_measured(end, 1, weights, store) for end in found[program]]
+        rng = np.random.default_rng(0)
+        for each in made:
+            for array in each.inputs.values():
+                array[...] = rng.integers(0, 100, array.shape)
+        times = [min(_seconds(each.execute) for _ in range(ROUNDS // 4)) for each in made]
+        fastest = times.index(min(times))
+        found[program] = [found[program][fastest]]
+        integers += "integers" in made[fastest].engines.values()
+        calls[part.nodes] = ProgramCall(made[fastest], names)
+    return build_plan(model, calls, 1), f"{len(calls)} subprograms, {integers} with products of bytes"
+
+
+def compare(path: Path, made: tuple[Any, str], openvino: str | None) -> list[str]:
+    """Return times, ratios and equal outputs of all runtimes on the model in *path*."""
+    import onnxruntime
+
+    plan, what = made
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -160,14 +203,14 @@ def compare(path: Path, openvino: str | None, budget: float) -> str:
             times[name].append(calls[name]())
     if worker is not None:
         worker.communicate()
-    parts = [f"{sum(part.kept for part in fast.parts)} of {len(fast.parts)} subprograms"]
+    parts = [what]
     for name, taken in times.items():
         ratios = [other / own for other, own in zip(taken, times["plan"], strict=True)]
         low, _, high = quantiles(ratios, n=4)
         ratio = "" if name == "plan" else f", {median(ratios):.2f} ({low:.2f} to {high:.2f}) times the plan's"
         parts.append(f"{name} {median(taken) * 1e3:.2f} ms{ratio}")
     parts.append(f"exact outputs: {_share(got, exact):.1%}, of ONNX Runtime {_share(want, exact):.1%}")
-    return "; ".join(parts)
+    return parts
 
 
 def _share(found: Any, exact: Any) -> float:

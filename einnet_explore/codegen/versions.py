@@ -59,7 +59,7 @@ def _index(index: Index, own: dict[Iterator, str]) -> str:
 C_KERNEL_VERSION = 4
 """Kernels in C: the fused ones, regions, transposed tiles, and the function around them."""
 
-SCHEDULE_VERSION = 31
+SCHEDULE_VERSION = 32
 """Kernels that TVM compiles: schedule templates, rows, one-pass softmax, chains in blocks."""
 
 TILED_KERNEL_VERSION = 5
