@@ -153,7 +153,7 @@ def plan_of_forms(path: Path) -> tuple[Any, str]:
     from einnet_explore.pipeline.tuning_task import find_variants, select_finalists
     from einnet_explore.runtime.implementation_choice import ProfileStore, compile_measured
 
-    model, store, settings = load_model(path), ProfileStore(), Settings(threads=1)
+    model, store, settings = load_model(path), ProfileStore(), Settings(threads=1, seconds=1.0)
     cost = Implementations(settings, store).cost
     found: dict[Any, Any] = {}
     calls, integers = {}, 0
