@@ -338,7 +338,7 @@ class IntegerProduct:
     @property
     def _aligned(self) -> tuple[str, ...]:
         """The inputs of the epilogue that are bytes where the results are, if they are transposed with them."""
-        return self.epilogue.aligned if self.by_column != 1 == self.by_row else ()
+        return self.epilogue.aligned if self.by_row == 1 and self.by_column != 1 else ()
 
     @property
     def pitch(self) -> int:
