@@ -13,7 +13,7 @@ import pytest
 from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.runtime import c_kernels
-from einnet_explore.runtime.integer_products import integer_product, match_integer_product
+from einnet_explore.runtime.integer_products import integer_product
 from einnet_explore.syntax import parse
 from tests.strategies import inputs_for
 
@@ -154,8 +154,7 @@ def test_kernels_run_on_aarch64(text: str, lanes: int, tmp_path: Path, monkeypat
 @pytest.mark.parametrize("constants", [(), ("B",)])
 def test_products_of_bytes_run_on_aarch64(constants: tuple[str, ...], tmp_path: Path) -> None:
     program = parse("tensor A[37, 70] int8\ntensor B[70, 45] uint8\nY[i:37, j:45] = sum[k:70] A[i, k] * B[k, j]")
-    product = match_integer_product(program.equations[0].scope)
-    kernel = product and integer_product(product, constants, {})
+    kernel = integer_product(program.equations[0].scope, constants, {})
     assert kernel is not None
     rng = np.random.default_rng(0)
     arrays = {"A": rng.integers(-128, 128, (37, 70), np.int8), "B": rng.integers(0, 256, (70, 45), np.uint8)}
