@@ -26,7 +26,7 @@ from einnet_explore.pipeline.tuning_task import Trial
 from einnet_explore.rules import ALL_RULES, OPERAND_ROUNDING, Derivation, Refused
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import bind_arrays
-from einnet_explore.runtime.packed_products import PackedProduct, match_narrow_product, packed_product
+from einnet_explore.runtime.bfloat16_products import Bfloat16Kernel, bfloat16_kernel, match_bfloat16_product
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.strategies.candidate import replay, steps_to_json, to_record
 from einnet_explore.strategies.rounding_levels import allowed_rules, derivation_level
@@ -63,9 +63,9 @@ def numbers(program: Program) -> dict[str, Any]:
     return {t.name: rng.standard_normal(t.shape).astype(kinds.get(t.dtype, t.dtype)) for t in program.inputs}
 
 
-def kernel(program: Program, constants: tuple[str, ...] = ()) -> PackedProduct:
-    found = match_narrow_product(program.equations[-1].scope)
-    made = found and packed_product(found, constants, {})
+def kernel(program: Program, constants: tuple[str, ...] = ()) -> Bfloat16Kernel:
+    found = match_bfloat16_product(program.equations[-1].scope)
+    made = found and bfloat16_kernel(found, constants, {})
     assert made is not None
     return made
 
@@ -151,7 +151,7 @@ def test_rounding_a_product_fuses_its_epilogue_and_is_certified_as_rounding() ->
     derivation = round_products(layer())
     assert derivation is not None and derivation_level(derivation) == "bf16"
     assert [step.match.rule.name for step in derivation.steps] == ["expression_fusion", *["operand_rounding"] * 2]
-    assert match_narrow_product(derivation.end.equations[-1].scope) is not None
+    assert match_bfloat16_product(derivation.end.equations[-1].scope) is not None
     first, *others = ee.check(derivation)
     assert first.kind == "proved" and {c.kind for c in others} == {"rounded"}
     assert "rounding of operands, its error depends on the inputs" in str(others[0])

@@ -13,7 +13,8 @@ import pytest
 from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.runtime import c_kernels
-from einnet_explore.runtime.packed_products import match_narrow_product, packed_product
+from einnet_explore.runtime.bfloat16_products import bfloat16_kernel, match_bfloat16_product
+from einnet_explore.runtime.integer_products import integer_product
 from einnet_explore.syntax import parse
 from tests.strategies import inputs_for
 
@@ -154,8 +155,7 @@ def test_kernels_run_on_aarch64(text: str, lanes: int, tmp_path: Path, monkeypat
 @pytest.mark.parametrize("constants", [(), ("B",)])
 def test_products_of_bytes_run_on_aarch64(constants: tuple[str, ...], tmp_path: Path) -> None:
     program = parse("tensor A[37, 70] int8\ntensor B[70, 45] uint8\nY[i:37, j:45] = sum[k:70] A[i, k] * B[k, j]")
-    product = match_narrow_product(program.equations[0].scope)
-    kernel = product and packed_product(product, constants, {})
+    kernel = integer_product(program.equations[0].scope, constants, {})
     assert kernel is not None
     rng = np.random.default_rng(0)
     arrays = {"A": rng.integers(-128, 128, (37, 70), np.int8), "B": rng.integers(0, 256, (70, 45), np.uint8)}
@@ -171,8 +171,8 @@ def test_products_in_bfloat16_run_on_aarch64(tmp_path: Path) -> None:
         "tensor A[37, 71]\ntensor B[71, 45]\n"
         "Y[i:37, j:45] = relu({[i:37, j:45] sum[k:71] bfloat16(A[i, k]) * bfloat16(B[k, j])}[i, j])"
     )
-    product = match_narrow_product(program.equations[0].scope)
-    kernel = product and packed_product(product, (), {})
+    product = match_bfloat16_product(program.equations[0].scope)
+    kernel = product and bfloat16_kernel(product, (), {})
     assert kernel is not None
     arrays = {name: a.astype(np.float32) for name, a in inputs_for(program).items()}
     given = [arrays[n] if made is None else made for n, made in kernel.arguments(arrays)]

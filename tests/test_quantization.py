@@ -19,9 +19,11 @@ from einnet_explore.ir import VIEW, Instance
 from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.node_call import NotUnderstood
+from einnet_explore.pipeline.fusion import generate_equation
 from einnet_explore.pipeline.partition import partition
-from einnet_explore.rules import PADDING_EXCHANGE
-from einnet_explore.runtime import compiled, packed_products
+from einnet_explore.rules import PADDING_EXCHANGE, Derivation
+from einnet_explore.runtime import compiled, integer_products
+from einnet_explore.runtime.implementation_choice import epilogue_pairs
 from einnet_explore.runtime.onnx_fragment import onnx_session
 from einnet_explore.runtime.program import CompiledProgram, compile_program
 from einnet_explore.session.model_equality import compare_models
@@ -323,7 +325,7 @@ def test_a_view_with_padding_is_read_in_place() -> None:
 @pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
 def test_threads_share_a_product_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both operands are packed by the threads of the session: one matrix for each b, and views of a tensor."""
-    monkeypatch.setattr(packed_products, "MIN_SHARED_PRODUCTS", 0)
+    monkeypatch.setattr(integer_products, "MIN_SHARED_PRODUCTS", 0)
     program = ee.parse(
         "tensor X[2, 8, 9] int8\ntensor W[2, 9, 35] int8\n"
         "V[b:2, i:7, k:9] = X[b, i+1, k]\nY[b:2, i:7, j:35] = sum[k:9] V[b, i, k] * W[b, k, j]\noutput Y"
@@ -334,3 +336,57 @@ def test_threads_share_a_product_of_bytes(monkeypatch: pytest.MonkeyPatch) -> No
     made = compile_program(program, threads=2)
     assert made.engines == {"V": "view", "Y": "integers"}
     np.testing.assert_array_equal(made.run(given)["Y"], evaluate(program, given)["Y"])
+
+
+REQUANTISED = """tensor X[2, {c}, 9, 9] {kind} pad [0, 0, 1, 1] value 3
+tensor K[{f}, {c}, 3, 3] int8 weight
+tensor W[{f}] weight
+tensor B[{f}] weight
+tensor Z[2, {f}, 9, 9] uint8
+T[n:2, f:{f}, h:9, w:9] = sum[c:{c}, r:3, s:3] X[n, c, h+r-1, w+s-1] * K[f, c, r, s]
+Y[n:2, f:{f}, h:9, w:9] = uint8(minimum(relu(round(W[f] * T[n, f, h, w] + B[f] + 0.3 * (Z[n, f, h, w] - 9))), 255))
+output Y"""
+
+
+@pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
+@pytest.mark.parametrize(("c", "f"), [(8, 33), (3, 64), (1, 2)])
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+def test_requantisation_and_a_residual_are_part_of_the_product(c: int, f: int, kind: str) -> None:
+    program = generate_equation(Derivation(ee.parse(REQUANTISED.format(c=c, f=f, kind=kind))), "Y").end
+    (pair,) = epilogue_pairs(program)
+    fused = replace(program, equations=(pair.both,))
+    given = {t.name: numbers(*t.shape, dtype=t.dtype) for t in program.inputs}
+    constants = {name: given[name] * (0.001 if name == "W" else 1) for name in ("W", "B")} | {"K": given["K"]}
+    feeds = {name: given[name] for name in "XZ"}
+    apart, whole = (compile_program(p, constants=constants) for p in (program, fused))
+    assert apart.engines == {"T": "integers", "Y": "c"} and whole.engines == {"Y": "integers"}
+    want = apart.run(feeds)["Y"]
+    np.testing.assert_array_equal(whole.run(feeds)["Y"], want)
+    np.testing.assert_array_equal(in_session(whole, feeds)["Y"], want)
+    assert len(np.unique(want)) > 9
+
+
+def test_the_scale_and_the_bias_of_a_requantisation_are_divided_beforehand() -> None:
+    program = ee.parse(
+        "tensor A[8, 16] uint8\ntensor W[16, 12] int8 weight\ntensor S[12] weight\ntensor C[12] int32 weight\n"
+        "X[i:8, k:16] = 0.5 * A[i, k]\nV[k:16, j:12] = S[j] * W[k, j]\nD[j:12] = S[j] * C[j]\n"
+        "P[i:8, j:12] = sum[k:16] X[i, k] * V[k, j]\nQ[i:8, j:12] = P[i, j] + D[j]\n"
+        "Y[i:8, j:12] = int8(minimum(maximum(round(Q[i, j] / 0.25), -128), 127))\noutput Y"
+    )
+    (form,) = integer_forms(program)
+    assert [certify(step.before, step.after).kind for step in form.steps] == ["proved"] * len(form.steps)
+    assert "int8(minimum(maximum(round(T2[j] * T1[i, j] + T3[j]), -128), 127))" in ee.text(form.end)
+
+
+@pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
+@pytest.mark.parametrize("reduce", ["max", "sum"])
+def test_overlapping_windows_with_padding_are_exact(reduce: str) -> None:
+    """Loops over lanes are split where reads enter and leave the tensor."""
+    program = ee.parse(
+        "tensor X[2, 21, 37] uint8 pad [0, 1, 2] value 1\n"
+        f"Y[n:2, h:11, w:19] = {reduce}[r:3, s:5] X[n, 2*h+r-1, 2*w+s-2]\noutput Y"
+    )
+    feeds = {"X": numbers(2, 21, 37, dtype="uint8")}
+    made = compile_program(program)
+    assert made.engines == {"Y": "c"}
+    np.testing.assert_array_equal(made.run(feeds)["Y"], evaluate(program, feeds)["Y"])

@@ -65,6 +65,8 @@ EXAMPLES: list[tuple[Rule[object], str, str]] = [
     (HOMOMORPHISM, "Y[i:4] = abs(a[i]) * abs(b[i])", "Y[i:4] = abs(a[i] * b[i])"),
     (KNOWN_QUOTIENT, "Y[i:4] = relu(3 * a[i] / 7)", "Y[i:4] = relu((3 / 7) * a[i])"),
     (KNOWN_QUOTIENT, "Y[i:4] = (3 / 7) * a[i]", "Y[i:4] = 3 * a[i] / 7"),
+    (KNOWN_QUOTIENT, "Y[i:4] = (3 * a[i] + 2 * b[i]) / 7", "Y[i:4] = (3 / 7) * a[i] + (2 / 7) * b[i]"),
+    (KNOWN_QUOTIENT, "Y[i:4] = (3 / 7) * a[i] + (2 / 7) * b[i]", "Y[i:4] = (3 * a[i] + 2 * b[i]) / 7"),
     (POSITIVE_SCALING, "Y[i:4] = relu(2 * a[i])", "Y[i:4] = 2 * relu(a[i])"),
     (POSITIVE_SCALING, "Y[i:4] = relu(-3 * a[i] * b[i])", "Y[i:4] = 3 * relu(-1 * a[i] * b[i])"),
     (POSITIVE_SCALING, "Y[i:4] = 2 * relu(a[i])", "Y[i:4] = relu(2 * a[i])"),

@@ -32,6 +32,7 @@ from einnet_explore.runtime import tvm_cpu
 from einnet_explore.runtime.c_kernels import NativeSource
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.implementations import choose_tile, tiled_contraction
+from einnet_explore.runtime.integer_products import integer_product
 from einnet_explore.runtime.profile_store import profile_key
 from einnet_explore.session.run import run_search
 from einnet_explore.strategies.vertical_fusion import fuse_vertically
@@ -60,6 +61,13 @@ FUSED = {
     "instance norm": fusion.instance_norm(3, 2, 5, 7),
     "softmax": fusion.softmax(33, 70),
 }
+BYTES = {
+    "convolution": "tensor X[1, 8, 9, 9] uint8 pad [0, 0, 1, 1]\ntensor K[6, 8, 3, 3] int8 weight\n"
+    "Y[n:1, f:6, h:9, w:9] = sum[c:8, r:3, s:3] X[n, c, h+r-1, w+s-1] * K[f, c, r, s]",
+    "product of one sign": "tensor A[5, 9] int8\ntensor B[9, 33] int8\nY[i:5, j:33] = sum[k:9] A[i, k] * B[k, j]",
+    "requantised": "tensor A[5, 8] uint8\ntensor B[8, 33] int8 weight\n"
+    "Y[i:5, j:33] = uint8(minimum(relu(round(0.1 * {[i:5, j:33] sum[k:8] A[i, k] * B[k, j]}[i, j])), 255))",
+}
 SEARCHED = {
     "conv": ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3, padding=1),
     "transposed": ee.ops.conv_transpose2d(N=1, H=2, W=2, in_channels=3, out_channels=2, R=4, S=4, stride=2, padding=1),
@@ -80,6 +88,7 @@ def cases() -> dict[str, dict[str, Emit]]:
     return {
         "C_KERNEL_VERSION": _both((scopes | fused).items(), lambda scope, n: NativeSource(scope, n).text),
         "SCHEDULE_VERSION": _both((scopes | whole).items(), lambda scope, n: tvm_cpu.tvm_source(scope, threads=n).text),
+        "INTEGER_PRODUCT_VERSION": {name: partial(_of_bytes, parse(text)) for name, text in BYTES.items()},
         "TILED_KERNEL_VERSION": _both(list(tiles.items())[:4], _tiled),
         "TILE_CHOICE_VERSION": {name: partial(_tile, scope) for name, scope in tiles.items()},
         "SEARCH_VERSION": {name: partial(_search, program) for name, program in SEARCHED.items()},
@@ -105,6 +114,12 @@ def _in_one(program: Program) -> Scope:
 
 def _tiled(scope: Scope, threads: int) -> str:
     made = tiled_contraction(scope, {t.name for t in tensors(scope) if t.weight}, threads)
+    assert made is not None
+    return made.text
+
+
+def _of_bytes(program: Program) -> str:
+    made = integer_product(_last(program), {t.name for t in program.inputs if t.weight}, {})
     assert made is not None
     return made.text
 

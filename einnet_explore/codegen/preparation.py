@@ -165,14 +165,14 @@ def _unroll_small_sums(scope: Scope) -> Scope:
 
 
 def _inner_reduction(scope: Scope) -> bool:
-    """True if a summation runs along memory where the innermost traversal does not."""
+    """True if a summation runs along memory where the innermost traversal does not, and windows are apart."""
     if not scope.traversals:
         return False
     last = scope.traversals[-1]
     reads = max(accesses(scope.body), key=lambda a: prod(a.source.shape), default=None)
-    if reads is None or abs(address_step(reads, last)) <= 1:
+    if reads is None or (step := abs(address_step(reads, last))) <= 1:
         return False
-    return any(s.extent > 1 and abs(address_step(reads, s)) == 1 for s in scope.summations)
+    return any(1 < s.extent <= step and abs(address_step(reads, s)) == 1 for s in scope.summations)
 
 
 def _domain_to_guards(scope: Scope) -> Scope:

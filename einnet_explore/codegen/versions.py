@@ -56,19 +56,22 @@ def _index(index: Index, own: dict[Iterator, str]) -> str:
     return "+".join((*sorted(parts), str(index.const)))
 
 
-C_KERNEL_VERSION = 3
+C_KERNEL_VERSION = 4
 """Kernels in C: the fused ones, regions, transposed tiles, and the function around them."""
 
-SCHEDULE_VERSION = 31
+SCHEDULE_VERSION = 32
 """Kernels that TVM compiles: schedule templates, rows, one-pass softmax, chains in blocks."""
 
 TILED_KERNEL_VERSION = 5
 """Tiled contractions."""
 
+INTEGER_PRODUCT_VERSION = 2
+"""Products of bytes, with epilogues."""
+
 TILE_CHOICE_VERSION = 2
 """Which tile ``best_tile`` chooses for a contraction."""
 
-SEARCH_VERSION = 13
+SEARCH_VERSION = 14
 """What a search finds, and how its candidates are tuned and selected."""
 
 
@@ -76,5 +79,5 @@ def all_versions() -> str:
     """Every declared version: the key of results that depend on the whole engine."""
     return (
         f"search {SEARCH_VERSION}, tile choices {TILE_CHOICE_VERSION}, kernels in C {C_KERNEL_VERSION}, "
-        f"in TVM {SCHEDULE_VERSION}, in tiles {TILED_KERNEL_VERSION}"
+        f"in TVM {SCHEDULE_VERSION}, in tiles {TILED_KERNEL_VERSION}, of bytes {INTEGER_PRODUCT_VERSION}"
     )

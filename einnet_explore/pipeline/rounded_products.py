@@ -18,7 +18,7 @@ from einnet_explore.ir import VIEW, Equation, scopes
 from einnet_explore.pipeline.fusion import apply_rule, check_no_recomputation, readers_by_name
 from einnet_explore.rules import EXPRESSION_FUSION, OPERAND_ROUNDING, Derivation
 from einnet_explore.rules.expression_fusion import Intermediate
-from einnet_explore.runtime.packed_products import match_narrow_product
+from einnet_explore.runtime.bfloat16_products import match_bfloat16_product
 from einnet_explore.strategies.moves import merge_scopes
 from einnet_explore.support.errors import Refused
 
@@ -59,6 +59,6 @@ def _rounded(derivation: Derivation, name: str) -> Derivation:
     for path, scope in scopes(program.equations[n].scope):
         if scope.summations:
             derivation = derivation.then(OPERAND_ROUNDING.match(program, (n, *path)))
-    if match_narrow_product(find_equation(derivation.end, name).scope) is not None:
+    if match_bfloat16_product(find_equation(derivation.end, name).scope) is not None:
         return derivation
     raise Refused(f"no kernel multiplies the operands of {name} in bfloat16")

@@ -58,7 +58,7 @@ MAX_SINGLE_TRIALS = 8
 """Groups that are tried one by one; those that gain less are tried together."""
 
 MAX_CONTENDERS = 4
-"""Groups of contenders, which nearly won by themselves, that are tried in the whole model."""
+"""Groups of contenders, which nearly won by themselves, that are tried one by one in the whole model."""
 
 FORWARD_SELECTION_SECONDS = 75.0
 """Seconds after which the remaining winners are tried together, and nothing else: a trial of a model that takes a
@@ -89,18 +89,19 @@ def forward_selection(
 
     *winners* and *contenders* are groups of equal subprograms, most gain first; each group joins the plan as one.
     Contenders come after the winners.  A group that made the plan slower is tried once more with those that joined
-    later, whose layouts it may share.  Ctrl-C ends the selection with the groups kept by then.
+    later, whose layouts it may share; last, all are tried together.  Ctrl-C ends the selection with the groups kept by
+    then.
     """
     _ = baseline.want  # its run is no part of the time
     until = clock() + seconds
     kept: list[int] = []
     plan, refused, interrupted = start or baseline.original, dict[int, str](), False
     tried: dict[tuple[int, ...], float] = {}
-    turns = _trial_order([*map(tuple, winners)], [*map(tuple, contenders)][:MAX_CONTENDERS], lambda: clock() > until)
+    turns = _trial_order([*map(tuple, winners)], [*map(tuple, contenders)], lambda: clock() > until)
     for more in turns:
-        if len(kept) <= tried.get(more, -1):
+        if len(kept) <= tried.get(more, -1) or set(more) <= {*kept}:
             continue  # it is in, it does not agree, or the plan has not changed since it was tried
-        tried[more], larger = inf, sorted((*kept, *more))
+        tried[more], larger = inf, sorted({*kept, *more})
         try:
             speedup, better = _try_group(baseline, plan, plan_of, larger)
         except ValueError as problem:
@@ -120,7 +121,10 @@ def forward_selection(
 def _trial_order(
     winners: Sequence[tuple[int, ...]], contenders: Sequence[tuple[int, ...]], late: Callable[[], bool]
 ) -> Iterable[tuple[int, ...]]:
-    """Yield *winners*, the last of them together, then *contenders*, then both again, until it is *late*."""
+    """Yield *winners*, the last of them together, then *contenders*, then both again, until it is *late*; then all.
+
+    Among many operators with a layout of their own, which another runtime prefers, a few others only pay together.
+    """
     again: list[tuple[int, ...]] = []
     for n, group in enumerate(winners):
         last = n == MAX_SINGLE_TRIALS or late()
@@ -128,10 +132,13 @@ def _trial_order(
         yield again[-1]
         if last:
             break
-    for more in (*contenders, *again, *contenders):
+    several = contenders[:MAX_CONTENDERS]
+    for more in (*several, *again, *several):
         if late():
             break
         yield more
+    if not late():
+        yield tuple(dict.fromkeys(chain.from_iterable((*winners, *contenders))))
 
 
 def _try_group(

@@ -15,6 +15,7 @@ import onnx
 from onnx import TensorProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, RuntimeException
 
+from einnet_explore.codegen.register_tiles import cpu_flags
 from einnet_explore.codegen.versions import all_versions
 from einnet_explore.cost import CostModel, cpu_default, program_seconds
 from einnet_explore.ir import Program
@@ -28,6 +29,7 @@ from einnet_explore.runtime.implementation_choice import (
     peak_flops,
     stream_bandwidth,
 )
+from einnet_explore.runtime.integer_products import VNNI_SPEEDUP
 from einnet_explore.runtime.profile_store import TimeStore, device_name, library_versions
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
@@ -164,7 +166,8 @@ class Implementations:
         except BackendError:
             bandwidth, flops = 0.0, 0.0  # the benchmark kernels do not run here: the usual figures stand
         most = max(device.memory_bandwidth, bandwidth)
-        here = replace(device, memory_bandwidth=most, peak_flops=flops or device.peak_flops)
+        integers = VNNI_SPEEDUP if "avx512_vnni" in cpu_flags() else device.integers
+        here = replace(device, memory_bandwidth=most, peak_flops=flops or device.peak_flops, integers=integers)
         return CostModel(here, self.store.lookup(threads))
 
     @property

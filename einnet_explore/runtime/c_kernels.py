@@ -287,7 +287,8 @@ def _fused_kernel(scope: Scope) -> _SourceKernel:
     # Beside a reduction, values that are read at several places are kept or computed again as fusion sees fit.
     nested = any(inner.summations for path, inner in scopes(scope) if path)
     if is_typed(scope):
-        ready = scope if nested else prepare(scope)
+        ready = prepare(scope)
+        ready = scope if any(inner.summations for path, inner in scopes(ready) if path) else ready
         ready = ready if scope.domain or any(map(any, scope.padding)) else split_traversals(ready, 1)
     else:
         ready = scope if nested else prepare(scope) if scope.summations else _simplify(scope)

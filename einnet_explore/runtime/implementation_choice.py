@@ -27,7 +27,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from einnet_explore.analysis.counts import bytes_moved
-from einnet_explore.analysis.equations import is_typed, resolve_access, rounds_to_16_bits
+from einnet_explore.analysis.equations import is_typed, resolve_access
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.indices import fresh_name, substitute
 from einnet_explore.analysis.regions import always_holds
@@ -63,18 +63,20 @@ from einnet_explore.runtime.implementations import (
     Call,
     Implementation,
     ImplementationChooser,
+    InterpretedCall,
     KernelCall,
     TiledCall,
-    first_implementation,
     implementations_of,
     load_implementation,
     single_threaded_variant,
     tiled_contraction,
 )
+from einnet_explore.runtime.integer_products import integer_product, match_integer_product
 from einnet_explore.runtime.measurement import stop_after, time_calls
 from einnet_explore.runtime.onnx_fragment import IR_VERSION, OPSET, FragmentWriter, bind_session, onnx_session
 from einnet_explore.runtime.profile_store import (
     C_ENGINE,
+    INTEGER_ENGINE,
     ONE_THREAD_SUFFIX,
     UNFUSED_PAIR,
     StoredTime,
@@ -131,11 +133,8 @@ def fastest_implementation(
     (BackendError), now or though its time is known, is passed over.  Our own C kernel comes last: it is compiled and
     compared where the best of the others leaves something to gain, and again when another version writes such kernels.
     Where a short kernel by several threads is the best, the same by one thread is compared with it.  The result is
-    compiled.  An equation of other types than ``float32``, or with casts to 16 bits, takes the first one.  Raises
-    BackendError where no implementation is left.
+    compiled.  Raises BackendError where no implementation is left.
     """
-    if is_typed(bound.equation.scope) or rounds_to_16_bits(bound.equation.scope):
-        return first_implementation(bound, implementations)
     return _Choice(bound, store).take(implementations)
 
 
@@ -154,6 +153,7 @@ class _Choice:
     def __init__(self, bound: BoundEquation, store: TimeStore) -> None:
         self.bound, self.store, self.key = bound, store, bound.profile_key
         self.timed: list[_Candidate] = []
+        self.interpreter: Implementation | None = None
         self.refusals: list[str] = []
 
     def take(self, implementations: Iterable[Implementation]) -> Implementation:
@@ -165,7 +165,12 @@ class _Choice:
             self._measure(untimed)
         if c_kernel is not None:
             self._compare_c_kernel(c_kernel)
-        best = self._fastest_that_loads()
+        try:
+            best = self._fastest_that_loads()
+        except BackendError:
+            if self.interpreter is None:
+                raise
+            return self.interpreter
         if self.bound.threads > 1 and NEGLIGIBLE_SECONDS < best.seconds < SHORT_KERNEL_SECONDS:
             return self._with_best_threads(best)
         return best.implementation
@@ -178,6 +183,9 @@ class _Choice:
         c_kernel: _Candidate | None = None
         for place, implementation in enumerate(implementations):
             candidate = _Candidate(implementation, place)
+            if implementation.engine == InterpretedCall.engine:
+                self.interpreter = implementation  # it is only taken where nothing else is left
+                continue
             stored = self.store.get(replace(self.key, engine=implementation.engine))
             if stored is not None:
                 self.timed.append(replace(candidate, seconds=stored.seconds))
@@ -262,16 +270,17 @@ class _Choice:
 
     def _fill_inputs(self) -> None:
         """Fill arrays with numbers of an ordinary size: zeros are quicker, infinities slower."""
+        given = {t.name: t for t in tensors(self.bound.equation.scope)}
         for name, array in self.bound.operands.items():
             if name not in self.bound.constants and array.flags.writeable:
-                array[...] = np.random.default_rng(0).standard_normal(array.shape)
+                array[...] = _random_array(given[name])
 
 
 def _time_ratio(best: Call, other: Call, out: Array, threads: int) -> float:
     """The time of *other* over that of *best*, both writing *out*; infinity if their results differ."""
     best()
     want = out.copy()
-    out[...] = np.nan
+    np.invert(out.view(np.uint8), out=out.view(np.uint8))  # other elements than those wanted
     other()
     # Random numbers under a root, or a divisor near 0: what is no number has to be none in both.
     finite = np.isfinite(want)
@@ -436,14 +445,17 @@ def fuse_epilogues(
 
 
 def epilogue_pairs(program: Program) -> Iterable[EpiloguePair]:
-    """Library contractions whose one reader is an elementwise equation that reads each element once, or views."""
+    """Contractions whose one reader is an elementwise equation that reads each element once, or views.
+
+    They are calls of libraries, or products of bytes.
+    """
     moved = _unpacked_views(program)
     readers: dict[str, list[Equation]] = {}
     for e in program.equations:
         for name in {t.name for t in tensors(e.scope)}:
             readers.setdefault(name, []).append(e)
     for first in program.equations:
-        if first.via is None or not first.via.is_library_call:
+        if (first.via is None or not first.via.is_library_call) and match_integer_product(first.scope) is None:
             continue
         chain = [first]
         while chain[-1].name not in program.outputs and len(found := readers.get(chain[-1].name, [])) == 1:
@@ -494,6 +506,8 @@ def _fuse_pair(program: Program, first: Equation, second: Equation) -> Equation 
     body = substitute(first.scope.body, to)
     inner = replace(first.scope, traversals=scope.traversals, summations=tuple(sums), body=body, padding=())
     made = replace(scope, body=map_accesses(scope.body, lambda a: inner[scope.traversals] if a == read else a))
+    if is_typed(made) or is_typed(first.scope):
+        return None if integer_product(made, (), {}) is None else Equation(second.name, made, Instance(EOPERATOR))
     return None if tiled_contraction(made) is None else Equation(second.name, made, Instance(EOPERATOR))
 
 
@@ -517,8 +531,8 @@ def _constant_names(program: Program, constants: Collection[str]) -> set[str]:
 def _is_fusion_faster(
     pair: EpiloguePair, constant: Collection[str], threads: int, store: TimeStore, operators: Sequence[Operator]
 ) -> bool:
-    key = profile_key(pair.both, threads, constant)
-    stored = [store.get(replace(key, engine=engine)) for engine in ("tiled", UNFUSED_PAIR)]
+    key, fused = profile_key(pair.both, threads, constant), _fused_engine(pair)
+    stored = [store.get(replace(key, engine=engine)) for engine in (fused, UNFUSED_PAIR)]
     if any(known is None for known in stored):
         try:
             times = _pair_times(pair, constant, threads, store, operators)
@@ -526,7 +540,7 @@ def _is_fusion_faster(
             return False
         for engine, seconds in times.items():
             store.record(replace(key, engine=engine), seconds, "measured")
-        return times["tiled"] < times[UNFUSED_PAIR]
+        return times[fused] < times[UNFUSED_PAIR]
     one, apart = (known.seconds for known in stored if known is not None)
     return one < apart
 
@@ -535,24 +549,27 @@ def _pair_times(
     pair: EpiloguePair, constant: Collection[str], threads: int, store: TimeStore, operators: Sequence[Operator]
 ) -> dict[str, float]:
     """Seconds of the fused kernel, and of both equations with the best engine each."""
-    rng = np.random.default_rng(0)
+    fused = _fused_engine(pair)
     arrays: dict[str, Array] = {}
     for t in (*tensors(pair.both.scope), *tensors(pair.second.scope), pair.first.tensor):
-        arrays[t.name] = aligned_empty(t.shape)
-        arrays[t.name][...] = rng.standard_normal(t.shape)
+        arrays[t.name] = aligned_empty(t.shape, np.dtype(t.dtype))
+        arrays[t.name][...] = _random_array(t)
     constants = {name: array for name, array in arrays.items() if name in constant}
     first = BoundEquation(pair.first, arrays, arrays[pair.first.name], threads, constants, {}, operators)
-    second = replace(first, equation=pair.second, out=aligned_empty(pair.second.scope.shape))
+    second = replace(
+        first, equation=pair.second, out=aligned_empty(pair.second.scope.shape, np.dtype(pair.second.tensor.dtype))
+    )
     calls: list[Callable[[], object]] = []
     seconds: list[float] = []
     for bound in (first, second):
         implementation = fastest_implementation(bound, implementations_of(bound), store)
         calls.append(bound.bind(implementation))
         seconds.append(_known_seconds(store, bound.equation, threads, constant, implementation.engine))
-    tiled_seconds = _known_seconds(store, pair.first, threads, constant, "tiled")
-    if all(seconds) and tiled_seconds > sum(seconds):  # slower even without the epilogue: not compiled
-        return {"tiled": tiled_seconds, UNFUSED_PAIR: sum(seconds)}
-    made = tiled_contraction(pair.both.scope, constants, threads)
+    fused_seconds = _known_seconds(store, pair.first, threads, constant, fused)
+    if all(seconds) and fused_seconds > sum(seconds):  # slower even without the epilogue: not compiled
+        return {fused: fused_seconds, UNFUSED_PAIR: sum(seconds)}
+    both = replace(second, equation=pair.both)
+    made = next((found for found in implementations_of(both) if found.engine == fused), None)
     if made is None:
         raise BackendError(f"{pair.both.name} is no contraction")
 
@@ -560,11 +577,15 @@ def _pair_times(
         for call in calls:
             call()
 
-    one = replace(second, equation=pair.both).bind(TiledCall(made, constants))
-    times = time_implementations({"tiled": one, UNFUSED_PAIR: run_unfused}, threads)
+    times = time_implementations({fused: both.bind(made), UNFUSED_PAIR: run_unfused}, threads)
     if threads > 1:  # two sessions where a plan has one
         times[UNFUSED_PAIR] = max(times[UNFUSED_PAIR] - session_overhead(), times[UNFUSED_PAIR] / 8)
     return times
+
+
+def _fused_engine(pair: EpiloguePair) -> str:
+    """The engine of the kernel of both equations."""
+    return INTEGER_ENGINE if is_typed(pair.first.scope) else TiledCall.engine
 
 
 def _known_seconds(store: TimeStore, e: Equation, threads: int, constant: Collection[str], engine: str) -> float:

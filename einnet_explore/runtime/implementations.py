@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import astuple, dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from math import prod
@@ -51,11 +50,19 @@ from einnet_explore.ir import (
 )
 from einnet_explore.operators.operator import OnnxNode, Operator, onnx_node
 from einnet_explore.runtime.arrays import Array, bind_arrays, bind_function, fits_kernel
+from einnet_explore.runtime.bfloat16_products import Bfloat16Kernel, bfloat16_kernel, match_bfloat16_product
 from einnet_explore.runtime.c_kernels import NativeSource
+from einnet_explore.runtime.integer_products import IntegerProduct, integer_product
 from einnet_explore.runtime.matrix_products import bind_matrix_product
 from einnet_explore.runtime.onnx_fragment import FragmentWriter, Shape, bind_session, custom_ops_available, onnx_session
-from einnet_explore.runtime.packed_products import PackedProduct, match_narrow_product, packed_product
-from einnet_explore.runtime.profile_store import C_ENGINE, ONE_THREAD_SUFFIX, ProfileKey, profile_key
+from einnet_explore.runtime.profile_store import (
+    BFLOAT16_ENGINE,
+    C_ENGINE,
+    INTEGER_ENGINE,
+    ONE_THREAD_SUFFIX,
+    ProfileKey,
+    profile_key,
+)
 from einnet_explore.runtime.tvm_cpu import (
     KernelKind,
     LoopNests,
@@ -65,7 +72,7 @@ from einnet_explore.runtime.tvm_cpu import (
     kernel_kind,
     tvm_source,
 )
-from einnet_explore.support.errors import BackendError, Refused
+from einnet_explore.support.errors import BackendError
 from einnet_explore.support.storage import cache_directory, write_aside
 
 Call = Callable[[], object]
@@ -290,15 +297,15 @@ class ProductCall:
 
 
 @dataclass(frozen=True, eq=False)
-class PackedProductCall:
-    """Sums of products of narrow elements in 32 bits; operands in *constants* are packed once."""
+class NarrowProductCall:
+    """Sums of products of bytes or of bfloat16 in 32 bits; operands in *constants* are packed once."""
 
-    made: PackedProduct
+    made: IntegerProduct | Bfloat16Kernel
     constants: Mapping[str, Array] = field(repr=False)
 
     @property
     def engine(self) -> str:
-        return self.made.engine
+        return INTEGER_ENGINE if isinstance(self.made, IntegerProduct) else BFLOAT16_ENGINE
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -387,7 +394,7 @@ def load_implementation(implementation: Implementation) -> Implementation:
     match implementation:
         case KernelCall():
             _ = implementation.kernel
-        case TiledCall(made) | PackedProductCall(made):
+        case TiledCall(made) | NarrowProductCall(made):
             _ = made.function
         case NativeCall(source):
             _ = source.function
@@ -539,8 +546,14 @@ ImplementationChooser: TypeAlias = Callable[[BoundEquation, Iterable[Implementat
 
 
 def first_implementation(bound: BoundEquation, implementations: Iterable[Implementation]) -> Implementation:
-    """The implementation to take if nothing is measured; raises BackendError if its engine refuses."""
-    return load_implementation(next(iter(implementations)))
+    """The first one that its engine does not refuse, if nothing is measured; raises BackendError if all are refused."""
+    refusals = []
+    for implementation in implementations:
+        try:
+            return load_implementation(implementation)
+        except BackendError as error:
+            refusals.append(str(error))
+    raise BackendError("; ".join(refusals))
 
 
 def view_call(bound: BoundEquation) -> ViewCall | None:
@@ -577,30 +590,29 @@ def implementations_of(bound: BoundEquation) -> Iterable[Implementation]:
 
 def _typed_implementations(bound: BoundEquation) -> Iterable[Implementation]:
     scope = bound.equation.scope
-    packed = _packed_call(bound)
-    if packed is not None:
-        with suppress(BackendError, Refused):
-            yield load_implementation(packed)
-    numbers = match_matrix_product(scope) if bound.out.size else None
-    if numbers is not None and {bound.out.dtype, *(a.dtype for a in bound.operands.values())} == {np.dtype("float64")}:
-        by_blas = ProductCall(numbers)
-        left, right = (bound.arrays[name] for name in by_blas.reads)
-        if bind_matrix_product(numbers, left, right, bound.out) is not None:
-            yield by_blas
-    kernel = NativeCall(NativeSource(bound.inlined, bound.threads))
-    with suppress(BackendError, Refused):
-        load_implementation(kernel)
-        yield kernel
-    yield InterpretedCall(bound.equation.scope)
+    if bound.out.size:
+        for product in _narrow_products(bound):
+            if all(name in bound.arrays and bound.arrays[name].flags.c_contiguous for name in product.reads):
+                yield NarrowProductCall(product, bound.constants)
+        numbers = match_matrix_product(scope)
+        types = {bound.out.dtype, *(a.dtype for a in bound.operands.values())}
+        if numbers is not None and types == {np.dtype("float64")}:
+            by_blas = ProductCall(numbers)
+            left, right = (bound.arrays[name] for name in by_blas.reads)
+            if bind_matrix_product(numbers, left, right, bound.out) is not None:
+                yield by_blas
+    yield NativeCall(NativeSource(bound.inlined, bound.threads))
+    yield InterpretedCall(scope)
 
 
-def _packed_call(bound: BoundEquation) -> PackedProductCall | None:
-    """*bound* as a sum of products of narrow elements; None if it is none, or if an operand does not fit the kernel."""
-    found = match_narrow_product(bound.equation.scope) if bound.out.size else None
-    product = found and packed_product(found, bound.constants, bound.views, bound.threads)
-    if not product or not all(n in bound.arrays and bound.arrays[n].flags.c_contiguous for n in product.reads):
-        return None
-    return PackedProductCall(product, bound.constants)
+def _narrow_products(bound: BoundEquation) -> Iterable[IntegerProduct | Bfloat16Kernel]:
+    """Yield the kernels for *bound* as a sum of products of bytes or of bfloat16, if it is one."""
+    scope, how = bound.equation.scope, (bound.constants, bound.views, bound.threads)
+    if (integers := integer_product(scope, *how)) is not None:
+        yield integers
+    found = match_bfloat16_product(scope)
+    if found is not None and (rounded := bfloat16_kernel(found, *how)) is not None:
+        yield rounded
 
 
 def _kernels(bound: BoundEquation) -> Iterable[Implementation]:

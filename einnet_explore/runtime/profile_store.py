@@ -34,6 +34,9 @@ from einnet_explore.support.wording import count_noun
 C_ENGINE = "c"
 """The engine of kernels of our own in C."""
 
+INTEGER_ENGINE, BFLOAT16_ENGINE = "integers", "bfloat16"
+"""The engines of products of bytes and of bfloat16."""
+
 UNFUSED_PAIR = "apart"
 """The engine under which the time of two equations is stored, one after the other with the best engine each."""
 
@@ -251,6 +254,8 @@ def _kernel_versions(key: ProfileKey) -> str:
         by.append(f"in tiles by {versions.TILED_KERNEL_VERSION}")
     if (engine == "tvm" or chosen) and not generates:  # an eOperator's key itself says by what
         by.append(f"in TVM by {versions.SCHEDULE_VERSION}")
+    if engine in (INTEGER_ENGINE, BFLOAT16_ENGINE):
+        by.append(f"of bytes by {versions.INTEGER_PRODUCT_VERSION}")
     if engine == C_ENGINE or (chosen and generates):
         by.append(f"in C by {versions.C_KERNEL_VERSION}")
     return _VERSIONS_SEPARATOR + ", ".join(by) if by else ""

@@ -10,7 +10,7 @@ r"""Sums of products of scaled integers, as sums of products of the integers (qu
     substitute the operands that are computed of bytes, element by element (fusion, padding exchange)
     move the factors out of the sum on which it does not depend, sum each term on its own (distributivity)
     make expressions of the nested sums (extraction)
-    divide the scale by that of a quantisation which reads the result (known quotient)
+    divide the scale and the bias by the scale of a quantisation which reads the result (known quotient)
 
 The first sum has kernels of its own, and sums of weights are computed beforehand.  Every step is a rule; the result is
 an open program, whose cost competes with that of the start.
@@ -18,11 +18,11 @@ an open program, whose cost competes with that of the start.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from contextlib import suppress
 from math import prod
 
-from einnet_explore.analysis.equations import equation_number, find_equation, readers
+from einnet_explore.analysis.equations import equation_number, find_equation, readers, weight_only
 from einnet_explore.analysis.products import is_multilinear, multiplies_bytes, reads_weights
 from einnet_explore.ir import (
     ELEMENT_TYPES,
@@ -114,26 +114,36 @@ def _byte_operand(program: Program, name: str) -> str | None:
 
 
 def _with_known_scale(derivation: Derivation, name: str) -> Derivation:
-    """Return *derivation* with the equation called *name* in the quotient of its only reader, and a known scale there.
+    """Return *derivation* with the equation called *name* in the next quotient of it, and a known scale there.
 
-    The scale is an expression of weights, if it is no constant.
+    All equations on the way have one reader.  The scale, and what is added, are expressions of weights, if they are no
+    constants.
     """
-    found = readers(derivation.end, name)
-    if len(found) != 1:
-        return derivation
-    reader = derivation.end.equations[found[0]].name
-    try:
-        fused = merge_scopes(substitute_intermediate(derivation, name), reader)
-    except Refused:
-        return derivation
-    at = (equation_number(fused.end, reader),)
-    quotients = (match for match in KNOWN_QUOTIENT.matches(fused.end, at) if match.params.direction == "apart")
-    match = next(quotients, None)
-    if match is None:
-        return derivation
-    fused = fused.then(match)
-    for extraction in PART_EXTRACTION.matches(fused.end, at):
-        part = tuple(walk_scalar(fused.end.scope_at(at).body))[extraction.params.part]
+    fused = derivation
+    while len(found := readers(fused.end, name)) == 1:
+        reader = fused.end.equations[found[0]].name
+        known = weight_only(fused.end) & {t.name for t in tensors(fused.end.equations[found[0]].scope)}
+        try:
+            for source in (name, *sorted(known)):
+                fused = merge_scopes(substitute_intermediate(fused, source), reader)
+        except Refused:
+            return derivation
+        at = (equation_number(fused.end, reader),)
+        if (match := next(_quotients(fused.end, at), None)) is not None:
+            return _with_known_parts(fused.then(match), reader)
+        name = reader
+    return derivation
+
+
+def _quotients(program: Program, at: Path) -> Generator[Match[object]]:
+    yield from (match for match in KNOWN_QUOTIENT.matches(program, at) if match.params.direction == "apart")
+
+
+def _with_known_parts(derivation: Derivation, name: str) -> Derivation:
+    """Return *derivation* with the quotients of weights in the equation called *name* as expressions."""
+    at = (equation_number(derivation.end, name),)
+    for extraction in PART_EXTRACTION.matches(derivation.end, at):
+        part = tuple(walk_scalar(derivation.end.scope_at(at).body))[extraction.params.part]
         if isinstance(part, Apply) and part.op == "/" and reads_weights(part) and accesses(part):
-            return fused.then(extraction)
-    return fused
+            return _with_known_parts(derivation.then(extraction), name)
+    return derivation

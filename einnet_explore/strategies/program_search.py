@@ -160,8 +160,8 @@ class ProgramSearch(StateTable):
     def run(self) -> Iterable[SearchEvent]:
         """Yield members of Q: the closure of the program, then round by round what searching and merging make of it.
 
-        Members with the fewest products are searched first, those that multiply bytes ahead of others: then fewer
-        results of the others are post-optimised.
+        Members that multiply bytes are searched first, and of others those with the fewest products: then fewer
+        results of the rest are post-optimised.
         """
         members = list[State]()
         for event in self._closure():
@@ -169,7 +169,7 @@ class ProgramSearch(StateTable):
             yield event
         if self.options.starts and all(start.steps for start in self.options.starts):
             del members[0]  # the program is none of the starts
-        members.sort(key=lambda member: (products_at_run_time(member.program), not _has_products_of_bytes(member)))
+        members.sort(key=lambda member: (not _has_products_of_bytes(member), products_at_run_time(member.program)))
         states = FIRST_STATES
         while True:
             states = states if self.most is None else min(states, self.most)

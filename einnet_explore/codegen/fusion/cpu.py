@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from einnet_explore.codegen.fusion.frame import EmissionState, FusedLayout, LoopWriter, join_values
 from einnet_explore.codegen.fusion.operations import read_name
 from einnet_explore.codegen.fusion.plan import FusedNest, FusedStage, FusedStep
+from einnet_explore.codegen.language.guards import split_at_guards
 from einnet_explore.codegen.language.lowering import FIRST_BLOCK
 from einnet_explore.codegen.language.statements import (
     Assign,
@@ -57,11 +58,12 @@ class PointRow:
         frame: EmissionState,
         at_lane: Callable[[EmissionState, Expr], EmissionState],
         body: Callable[[EmissionState, Expr], list[Statement]],
-    ) -> Statement:
-        """Return a loop of *body* over lanes."""
+    ) -> tuple[Statement, ...]:
+        """Return loops of *body* over lanes, which are split where guards end."""
         lane = writer.var("lane")
         here = at_lane(frame.standing(self.axis, self.begin + lane), lane)
-        return For(lane, Literal(0, I64), self.number, Literal(1, I64), tuple(body(here, lane)), simd=True)
+        loop = For(lane, Literal(0, I64), self.number, Literal(1, I64), tuple(body(here, lane)), simd=True)
+        return split_at_guards(loop, writer.var("first"), writer.var("last"))
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,7 @@ class LaneWriter(LoopWriter):
         loops = tuple(x for x in self.flat.order if x in nest.axes)
         if all(s.reduce is None for s in nest.steps):
             steps = nest.steps
-            return self.loops(
-                frame, loops, lambda f: [row.loop(self, f, at_lane, lambda g, _: self.values(g, steps)[1])]
-            )
+            return self.loops(frame, loops, lambda f: row.loop(self, f, at_lane, lambda g, _: self.values(g, steps)[1]))
         outside = tuple(x for x in loops if x in nest.traversals)
         keep = () if outside else tuple(s.name for s in nest.steps if s.reduce is not None)
         out: list[Statement] = []
@@ -136,10 +136,10 @@ class LaneWriter(LoopWriter):
             chunk, stop, var = self.var("chunk"), self.var("stop"), self.var(sums[-1].name)
             rows = row.loop(self, f.standing(sums[-1], var), at_lane, add)
             body = (
-                row.loop(self, f, at_lane, clear_parts),
+                *row.loop(self, f, at_lane, clear_parts),
                 Declare(stop, minimum(f.extent(sums[-1]), chunk + CHUNK_ROWS)),
-                For(var, chunk, stop, Literal(1, I64), (rows,)),
-                row.loop(self, f, at_lane, add_parts),
+                For(var, chunk, stop, Literal(1, I64), rows),
+                *row.loop(self, f, at_lane, add_parts),
             )
             return [For(chunk, Literal(0, I64), f.extent(sums[-1]), Literal(CHUNK_ROWS, I64), body)]
 
@@ -152,12 +152,12 @@ class LaneWriter(LoopWriter):
                 made += [f.store(s, var)] if s.stores else []
             return made
 
-        out.append(row.loop(self, frame, at_lane, clear))
+        out += row.loop(self, frame, at_lane, clear)
         if narrow:
             out += self.loops(frame, sums[:-1], chunks)
         else:
-            out += self.loops(frame, sums, lambda f: [row.loop(self, f, at_lane, add)])
-        out.append(row.loop(self, frame, at_lane, finish))
+            out += self.loops(frame, sums, lambda f: row.loop(self, f, at_lane, add))
+        out += row.loop(self, frame, at_lane, finish)
         return out
 
     def _row(self, frame: EmissionState, name: str, value: str) -> Array:
@@ -188,7 +188,7 @@ class LaneWriter(LoopWriter):
             kept = (s.name for s in stage.heads if s.name in read)
             return [*made, *(Store(self.rows[m], lane, f.values[m]) for m in kept)]
 
-        return [*out, row.loop(self, frame, at_lane, body)]
+        return [*out, *row.loop(self, frame, at_lane, body)]
 
 
 CHUNK_ELEMENTS = 4096

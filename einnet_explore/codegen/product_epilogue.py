@@ -1,0 +1,194 @@
+"""Epilogues of products that a kernel computes block by block: what is computed of the sums, as a function in C.
+
+The sums of a block are in memory, [row, column]; results are written where a kernel wants them.  A row and a column are
+mixed-radix numbers of traversals, and so is the number of a matrix among several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+from einnet_explore.analysis.indices import fresh_name, is_inside_box, substitute
+from einnet_explore.codegen.fusion.operations import typed_program
+from einnet_explore.codegen.language.dialects import C
+from einnet_explore.codegen.language.lowering import flat_index, flat_read, lower_scalar, tensor_name
+from einnet_explore.codegen.language.printer import emit, entry_name
+from einnet_explore.codegen.language.statements import For, Kernel, Store
+from einnet_explore.codegen.language.values import I32, I64, Array, Expr, Literal, Var, cast, type_of
+from einnet_explore.codegen.preparation import prepare
+from einnet_explore.codegen.sum_of_products import SUM_RESULT
+from einnet_explore.ir import (
+    ELEMENT_TYPES,
+    Access,
+    Equation,
+    Index,
+    IndexLike,
+    Iterator,
+    Program,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+    accesses,
+    as_index,
+    element_type,
+    map_accesses,
+    map_tensors,
+    tensors,
+)
+from einnet_explore.support.errors import Refused
+
+
+@dataclass(frozen=True)
+class ProductEpilogue:
+    """The value *body* of the sums, which it reads as ``SUM_RESULT``, in integers, at each point of *scope*.
+
+    *matrices*, *rows* and *columns* are the traversals that number these.  *views* are scopes of tensors.
+    """
+
+    scope: Scope
+    body: Scalar
+    matrices: tuple[Iterator, ...]
+    rows: tuple[Iterator, ...]
+    columns: tuple[Iterator, ...]
+    views: Mapping[str, Scope]
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether results are the sums."""
+        return self.body == SUM_RESULT[()]
+
+    def check(self) -> None:
+        """Raise Refused if it reads something that is no element of a tensor."""
+        for access in accesses(self._flat.body):
+            if not isinstance(access.source, Tensor) or not is_inside_box(access.index, access.source.box):
+                raise Refused(f"the epilogue reads {access!r}, expected an element of a tensor")
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """The tensors that it reads, in the order of the function's arguments."""
+        return tuple(t.name for t in self._operands)
+
+    @cached_property
+    def aligned(self) -> tuple[str, ...]:
+        """The inputs of bytes that are only read at the place of the result."""
+        at = {x: i for axis, group in self._axes.items() for x, i in _digits(axis, group).items()}
+        here = flat_index((as_index(at[x]) for x in self.scope.traversals), self.scope.shape)
+        places: dict[str, set[Index]] = {}
+        for access in accesses(self._flat.body):
+            places.setdefault(tensor_name(access.source), set()).add(flat_index(access.index, access.source.shape))
+        return tuple(t.name for t in self._operands if places[t.name] == {here} and ELEMENT_TYPES[t.dtype].bits == 8)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Their shapes."""
+        return tuple(t.shape for t in self._operands)
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Their element types."""
+        return tuple(t.dtype for t in self._operands)
+
+    @property
+    def _operands(self) -> tuple[Tensor, ...]:
+        found = {t.name: t for t in tensors(self._flat)}
+        return tuple(t for name, t in found.items() if name != self._sums)
+
+    @cached_property
+    def _sums(self) -> str:
+        return fresh_name("S", {t.name for t in tensors(replace(self.scope, body=self.body))} | set(self.views))
+
+    @cached_property
+    def _axes(self) -> Mapping[Iterator, tuple[Iterator, ...]]:
+        """The numbers of a matrix, a row and a column, and the traversals that are their digits."""
+        groups = (self.matrices, self.rows, self.columns)
+        return {Iterator(f"axis{n}", 0, prod(x.extent for x in g)): g for n, g in enumerate(groups)}
+
+    @cached_property
+    def _flat(self) -> Scope:
+        """The epilogue over (matrix, row, column)."""
+        axes = tuple(self._axes)
+        at = {x: i for axis, group in self._axes.items() for x, i in _digits(axis, group).items()}
+        sums = Tensor(self._sums, tuple(x.extent for x in axes), dtype="int32")
+        body = map_accesses(self.body, lambda a: sums[axes] if a.source == SUM_RESULT else a)
+        viewed = map_tensors(replace(self.scope, body=body, padding=()), lambda t: self.views.get(t.name, t))
+        return Scope(axes, (), substitute(prepare(viewed).body, at))
+
+    def text(self, pitch: int, width: int, aligned: Collection[str] = ()) -> str:
+        """Return the function ``finish``: rows of sums are *width* elements apart, rows of results *pitch*.
+
+        Of *aligned* inputs it takes blocks like that of the sums.  Raises Refused where it has no kernel in C.
+        """
+        if self.is_identity:
+            return _COPY.format(width=width, pitch=pitch)
+        flat = self._flat
+        operands = self._operands
+        result = fresh_name("Y", {t.name for t in tensors(flat)})
+        whole = Program(tuple(dict.fromkeys(tensors(flat))), (Equation(result, flat),), (result,))
+        typed = typed_program(whole)
+        made = {e.name: e.scope for e in typed.program.equations}
+        matrix, first, number, left, columns = (Var(n, I64) for n in ("n", "i", "rows", "j", "columns"))
+        row, column = Var("row", I64), Var("column", I64)
+        arrays = {t.name: Array(t.name, type_of(t.dtype), prod(t.shape), const=True) for t in operands}
+        sums = Array(self._sums, I32, width, const=True)
+        out = Array(result, type_of(element_type(flat)), max(pitch, width))
+        point = dict(zip(flat.traversals, (matrix, first + row, left + column), strict=True))
+
+        def value(scope: Scope, name: str, at: Mapping[Iterator, Expr]) -> Expr:
+            kind = typed.types[name].computed
+
+            def read(source: Tensor | Table | Scope, where: tuple[Expr, ...]) -> Expr:
+                assert isinstance(source, Tensor)
+                is_block = source.name in aligned
+                return cast(kind, arrays[source.name][row * width + column if is_block else where[0]])
+
+            def known(access: Access) -> Access:
+                source = access.source
+                return flat_read(access) if isinstance(source, Tensor) and source.name in arrays else access
+
+            def load(source: Tensor | Table | Scope, where: tuple[Expr, ...]) -> Expr:
+                assert isinstance(source, Tensor)
+                if source.name == self._sums:
+                    return cast(kind, sums[row * width + column])
+                if source.name in made:
+                    inner = made[source.name]
+                    return cast(kind, value(inner, source.name, dict(zip(inner.traversals, where, strict=True))))
+                return read(source, where)
+
+            return lower_scalar(map_accesses(scope.body, known), at, load, kind, I64)
+
+        store = Store(out, row * pitch + column, cast(out.kind, value(made[result], result, point)))
+        zero, one = Literal(0, I64), Literal(1, I64)
+        inner = For(column, zero, columns, one, (store,), simd=True)
+        params: tuple[Array | Var, ...] = (out, sums, *arrays.values(), matrix, first, number, left, columns)
+        kernel = Kernel("epilogue", params, (For(row, zero, number, one, (inner,)),))
+        given = ", ".join(f"(const {C.spell(a.kind)} *)more[{n}]" for n, a in enumerate(arrays.values()))
+        name = entry_name(kernel)
+        call = f"{name}(out, sums, {given + ', ' if given else ''}n, i, rows, j, columns, 1, 1, 1, 1);"
+        return f"{emit(kernel, 'c')}\n{_HEAD}{{\n    {call}\n}}"
+
+
+_HEAD = """static void finish(const int *sums, Result *out, void **more, int n, int i, int rows, int j, int columns)
+"""
+_COPY = (
+    _HEAD.replace("{", "{{")
+    + """{{
+    (void)more, (void)n, (void)i, (void)j;
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < columns; c++) out[(long long)r * {pitch} + c] = sums[r * {width} + c];
+}}"""
+)
+
+
+def _digits(number: Iterator, group: Sequence[Iterator]) -> dict[Iterator, IndexLike]:
+    """The iterators of *group* as digits of *number*."""
+    found: dict[Iterator, IndexLike] = {}
+    rest: Index = as_index(number)
+    for x in reversed(group):
+        digit = rest % x.extent if x is not group[0] else rest
+        found[x] = digit + x.lo
+        rest = rest // x.extent
+    return found
