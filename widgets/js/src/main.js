@@ -60,7 +60,7 @@ function hideSaved(page, key) {
   return () => style.remove();
 }
 
-function render({ model, el }) {
+function render({ model, el, greyOut = () => {} }) {
   registerFonts(el.ownerDocument);
   const showSaved = hideSaved(el.ownerDocument, model.get("key"));
   const names = model.get("panels");
@@ -172,7 +172,7 @@ function render({ model, el }) {
   });
 
   function reachable() {
-    model.greyOut?.(root);
+    greyOut(root);
     for (const box of root.querySelectorAll(SCROLLS)) {
       const scrolls = box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight;
       if (scrolls && !box.querySelector(TAKES_FOCUS) && !box.parentElement.closest("button")) box.tabIndex = 0;
@@ -250,7 +250,7 @@ function download(el, name, held) {
 /** Show what Python recorded in *data* in *el*, without a kernel. */
 export function offline(el, data) {
   const model = new Offline(data);
-  render({ model, el });
+  render({ model, el, greyOut: (root) => model.greyOut(root) });
   return model;
 }
 
