@@ -79,10 +79,10 @@ def equal(
 
     *shapes* are those of dynamic inputs, by the first model's names.  *all_sizes*: prove the models equal at all sizes
     of their dynamic dimensions, from comparisons near *shapes*, or near small primes.  Families are compared at all
-    sizes.
+    sizes that both allow.
 
     Raises ModelError for a file that is no model, Refused if the inputs or outputs do not fit, ValueError if the
-    parameters of two families differ.
+    parameters of two families differ, or no sizes fulfil the assumptions of both.
     """
     start = perf_counter()
     first, second = map(_read_text, (first, second))

@@ -60,6 +60,9 @@ NOISE_FACTOR = 32
 MAX_DRAWS = 16
 """Random inputs that are tried."""
 
+TERM_SECONDS = 2.0
+"""Seconds in which the term is looked for that differs in an element of two programs."""
+
 MAX_INPUT_ELEMENTS = 1 << 24
 """Elements of a program's inputs, at most: larger programs are not evaluated."""
 
@@ -246,24 +249,24 @@ def compare_programs(first: Program, second: Program, budget: float = 60.0) -> V
         found = certify(first, second)
         if found.kind == "false":
             difference = find_program_difference(first, second)
-            why = (
-                _differing_term(first, second, difference)
-                if difference
-                else of_two_programs(found.counterexample or "")
-            )
+            whole = of_two_programs(found.counterexample or "")
+            why = _differing_term(first, second, difference) if difference else whole
     kind: VerdictKind = "different" if found.kind == "false" else found.kind
     proofs = tuple(ValuePair(name, name, first, second, found) for name in first.outputs if found)
     seconds = perf_counter() - start
-    return Verdict(kind, proofs, (), seconds, difference, why=why or found.why, certificate=found)
+    why = why if kind == "different" else found.why
+    return Verdict(kind, proofs, (), seconds, difference, why=why, certificate=found)
 
 
 def _differing_term(first: Program, second: Program, at: Difference) -> str:
     """Say which term of the element *at* occurs how often in both programs; an empty string if that is not decided."""
-    before, after = (inline_equations(program, ())[at.output] for program in (first, second))
-    region = tuple((lo + n, lo + n + 1) for n, (lo, _) in zip(at.at, before.box, strict=True))
+    given = infinite_results((first.equations, second.equations))
     try:
-        witness = term_difference(before, after, region, infinite_results((first.equations, second.equations)))
-    except (Refused, Undecided):
+        with interrupt_after(TERM_SECONDS, "the comparison of terms"):
+            before, after = (inline_equations(program, ())[at.output] for program in (first, second))
+            region = tuple((lo + n, lo + n + 1) for n, (lo, _) in zip(at.at, before.box, strict=True))
+            witness = term_difference(before, after, region, given)
+    except (Refused, Undecided, TimeoutError):
         return ""
     return of_two_programs(str(witness).partition(": ")[2]) if witness else ""
 
