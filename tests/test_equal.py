@@ -602,6 +602,21 @@ def test_limits_are_raised_until_the_outputs_are_decided(monkeypatch: pytest.Mon
     assert "on random inputs, the outputs differ by at most" in str(found)
 
 
+def test_a_copy_is_equal_to_a_value_that_has_a_counterpart() -> None:
+    def model(copies: bool) -> onnx.ModelProto:
+        b = Builder("copies", seed=0)
+        b.weights += [numpy_helper.from_array(np.array(a), n) for n, a in (("flat", [4, 5]), ("whole", [1, 4, 5]))]
+        value = "x"
+        for _ in range(6):
+            value = b.node("Tanh", value)
+        value = b.node("Softmax", value, axis=2)
+        value = b.node("Reshape", b.node("Reshape", value, "flat"), "whole") if copies else value
+        return b.model({"x": (1, 4, 5)}, b.node("Tanh", value), (1, 4, 5))
+
+    pairs = ee.equal(model(True), model(False)).pairs
+    assert ("Reshape_7", "Softmax_6") in [(pair.first, pair.second) for pair in pairs]
+
+
 def test_small_differences_name_their_node() -> None:
     """The samples of values are not close enough to tell these models apart."""
 

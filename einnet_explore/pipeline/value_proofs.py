@@ -79,6 +79,9 @@ from einnet_explore.strategies.simplification import simplifications
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.limits import interrupt_after
 
+READ_SECOND = -1
+"""The level at which a second value that has a counterpart is read, not computed."""
+
 MAX_LOOK_BACK = 3
 """Levels of equal values that a comparison looks behind, if it cannot be proved over the nearest ones."""
 
@@ -115,7 +118,8 @@ RESULT = "Y"
 class ValuePair:
     """Value *first* of one model and *second* of the other, as programs over what was proved equal before.
 
-    *levels* of what was proved equal are part of the programs.  The proof goes by way of the programs *between*.
+    *levels* of what was proved equal are part of the programs; with ``READ_SECOND``, the second is read as the tensor
+    that it was proved equal to.  The proof goes by way of the programs *between*.
     """
 
     first: str
@@ -388,8 +392,8 @@ class Sweep:
         reasons = dict[str, None]()
         for prove in (_prove, _prove_by_laws):
             start = perf_counter()
-            for levels in range(MAX_LOOK_BACK + 1):
-                if levels and perf_counter() - start > self.limits.look_back_seconds:
+            for levels in range(READ_SECOND if self.other.tensor(second) in self.same else 0, MAX_LOOK_BACK + 1):
+                if levels > 0 and perf_counter() - start > self.limits.look_back_seconds:
                     break
                 try:
                     found = self._compare(first, second, levels, prove)
@@ -431,7 +435,7 @@ class Sweep:
 
     def _programs(self, first: str, second: str, levels: int) -> tuple[Program, Program]:
         """The programs of two values over representatives, *levels* of which are computed too."""
-        before = self._program(self.one, self.one.tensor(first), levels)
+        before = self._program(self.one, self.one.tensor(first), max(levels, 0))
         after = self._program(self.other, self.other.tensor(second), levels)
         after = _with_shape(after, before.equations[-1].scope.shape)
         return self._programs(first, second, levels) if self._define_weights(before, after) else (before, after)
@@ -439,6 +443,8 @@ class Sweep:
     def _program(self, side: ModelEquations, name: str, levels: int) -> Program:
         """The program of tensor *name* over representatives, *levels* of which are computed too."""
         root = side.equations.get(name)
+        if levels == READ_SECOND:
+            name, root = self.same.get(name, name), None
         if self.same.get(name) == name or (
             root is None and name in self.same
         ):  # known, and compared with one more value
@@ -448,7 +454,7 @@ class Sweep:
             )
         if root is None:
             raise Refused(f"{name} has no equation")
-        definitions = self._definitions(side, root, levels)
+        definitions = self._definitions(side, root, max(levels, 0))
 
         def represent(t: Tensor) -> Tensor | Scope:
             known = self.same.get(t.name, t.name)
