@@ -18,10 +18,11 @@ class Beyond(ValueError):
 
 
 class Unknown(NamedTuple):
-    """The number *n* of the parameters, at least *first*."""
+    """The number *n* of the parameters, at least *first*, at most *last* if there is such a limit."""
 
     n: int
     first: int
+    last: int | None = None
 
 
 Monomial: TypeAlias = "tuple[Unknown, ...]"
@@ -131,6 +132,8 @@ def facts(symbols: Iterable[Symbol]) -> tuple[set[Symbol], list[str]]:
     every = {*symbols}
     every |= {Symbol((u,)) for symbol in every for u in symbol.of}
     rows = [f"{symbol} >= {prod(u.first for u in symbol.of)}" for symbol in every]
+    alone = [symbol for symbol in every if len(symbol.of) == 1]
+    rows += [f"{symbol} <= {symbol.of[0].last}" for symbol in alone if symbol.of[0].last is not None]
     for symbol in every:
         if len(symbol.of) == 2:
             a, b = symbol.of
@@ -139,16 +142,21 @@ def facts(symbols: Iterable[Symbol]) -> tuple[set[Symbol], list[str]]:
 
 
 def parameter(n: int, guards: Iterable[tuple[str, int, int]]) -> int | Size:
-    """The parameter number *n* with *guards*: ``(">=", least, 0)`` and ``("%", modulus, remainder)``.
+    """The parameter number *n* with *guards*: ``(">=", least, 0)``, ``("<=", most, 0)``, ``("%", modulus, remainder)``.
 
-    Raises ValueError for several remainders.
+    Raises ValueError for several remainders, and where no number is left.
     """
-    least, modulus, rest = 1, 1, 0
+    least, modulus, rest, most = 1, 1, 0, list[int]()
     for op, a, b in guards:
         if op == ">=":
             least = max(least, a)
+        elif op == "<=":
+            most.append(a)
         elif modulus == 1 and 0 <= b < a:
             modulus, rest = a, b
         else:
             raise ValueError("expected one remainder of a parameter")
-    return total((((Unknown(n, -((rest - least) // modulus)),), modulus), ((), rest)))
+    first, last = -((rest - least) // modulus), (min(most) - rest) // modulus if most else None
+    if last is not None and last < first:
+        raise ValueError("expected a size that fulfils all assumptions")
+    return total((((Unknown(n, first, last),), modulus), ((), rest)))

@@ -341,8 +341,8 @@ class Parser:
             name = self.take(WORD)
             self.need(name and name not in self.known and name not in self.sizes, "a new parameter")
             start, guards = self.at, given.setdefault(name, [])
-            if op := self.take(">=|%"):
-                guards.append((op, self.integer(), 0 if op == ">=" or not self.must("==") else self.integer()))
+            if op := self.take(">=|<=|%"):
+                guards.append((op, self.integer(), 0 if op != "%" or not self.must("==") else self.integer()))
             self.guards.append(name + self.text[start : self.at])
         self.sizes |= {name: parameter(len(self.sizes) + n, guards) for n, (name, guards) in enumerate(given.items())}
 

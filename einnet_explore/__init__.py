@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from einnet_explore.operators import expressions as ops
     from einnet_explore.operators.library import OPERATORS
     from einnet_explore.operators.operator import Operator
-    from einnet_explore.parametric.assumptions import family, load_family
     from einnet_explore.parametric.equality import equal
+    from einnet_explore.parametric.family import family, load_family
     from einnet_explore.pipeline.gpu_plan import GpuPlan
     from einnet_explore.rules import RULES, Refused, Rule, scope_rule
     from einnet_explore.runtime.array_functions import elementwise, fuse
@@ -126,7 +126,7 @@ _HOMES = {
     "einnet_explore.analysis.canonical_keys": ("program_key",),
     "einnet_explore.operators.library": ("OPERATORS",),
     "einnet_explore.operators.operator": ("Operator",),
-    "einnet_explore.parametric.assumptions": ("family", "load_family"),
+    "einnet_explore.parametric.family": ("family", "load_family"),
     "einnet_explore.parametric.equality": ("equal",),
     "einnet_explore.pipeline.gpu_plan": ("GpuPlan",),
     "einnet_explore.rules": ("RULES", "Refused", "Rule", "scope_rule"),

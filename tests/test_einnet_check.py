@@ -788,9 +788,18 @@ def test_assumptions_are_those_of_the_start_and_sizes_are_positive() -> None:
     assert "what is assumed of the sizes is another" in (why(start, wider) or "")
     verdicts = list(check(record_of(start, start)))
     assert [v.step for v in verdicts] == ["start for all sizes with H >= 2", "1. expression_fusion at 0"]
-    for wrong in ("param H\ntensor A[H-1]\nY[i:H-1] = A[i]", "param H >= 2, H <= 9\ntensor A[H]\nY[i:H] = A[i]"):
+    for wrong in ("param H\ntensor A[H-1]\nY[i:H-1] = A[i]", "param H >= 2, H <= 1\ntensor A[H]\nY[i:H] = A[i]"):
         with pytest.raises(ValueError, match="expected"):
             list(check(record_of(wrong)))
+
+
+def test_largest_sizes_are_part_of_a_proof() -> None:
+    upto = "tensor A[N]\nY[i:N] = {}\n"
+    for odd in ("", ", N % 2 == 1"):
+        for largest, expected in ((10, "proved"), (11, "unproved")):
+            head = f"param N >= 2, N <= {largest}{odd}\n{upto}"
+            verdicts = list(check(record_of(head.format("A[i]"), head.format("where(i < 10, A[i], 0)"))))
+            assert verdicts[-1].kind == expected, (head, verdicts)
 
 
 def test_families_that_are_equal_are_proved_by_both_checkers(tmp_path: Path) -> None:

@@ -477,7 +477,8 @@ def test_a_weight_that_depends_on_the_sizes_is_no_proof() -> None:
     )
     found = ee.equal(one, other, all_sizes=True)
     assert found.kind == "unknown", found
-    assert ee.equal(one, other, shapes={"x": (2, 5, 8)}).kind == "proved"
+    here = ee.equal(one, other, shapes={"x": (2, 5, 8)})
+    assert here.kind == "proved" and str(here).startswith("proved at batch = 2, length = 5 only: ")
 
 
 def test_constants_that_agree_at_some_sizes_only_are_no_proof() -> None:
@@ -529,6 +530,7 @@ def test_texts_are_compared_and_families_at_all_sizes(tmp_path: Path, capsys: py
     assert ee.equal(path["one"], path["two"]).kind == "proved"
     found = ee.equal(path["one"], path["wrong"])
     assert found.kind == "different" and found.difference is not None and not found.pairs
+    assert found.why == f"A[{found.difference.at[0]}, 3] occurs 2 times in the first and 0 times in the second"
     assert found.to_json()["pairs"] == []
     inputs = str(tmp_path / "x.npz")
     assert main(["equal", path["one"], path["wrong"], "--inputs", inputs]) == 1
@@ -536,8 +538,111 @@ def test_texts_are_compared_and_families_at_all_sizes(tmp_path: Path, capsys: py
     assert main(["equal", path["one"], path["odd"]]) == 2
     assert main(["equal", path["family"], path["turned"]]) == 0
     assert "for all sizes with N >= 1" in capsys.readouterr().out
-    assert main(["equal", path["family"], path["copied"]]) == 1
+    assert main(["equal", path["family"], path["copied"], "--inputs", inputs]) == 1
+    assert np.load(inputs)["A"].shape == (2, 2) and "different at N = 2 in" in capsys.readouterr().out
     assert main(["equal", path["family"], path["one"]]) == 2
+
+
+def test_constants_are_rounded_to_the_same_digits_or_the_same_fraction() -> None:
+    def times(constant: str) -> ee.Program:
+        return ee.parse(f"tensor A[4]\nY[i:4] = A[i] * {constant}\n")
+
+    third, one = ee.parse("tensor A[4]\nY[i:4] = A[i] / 3\n"), times("1.0")
+    kinds = [ee.equal(times("0." + "3" * n), third).kind for n in (15, 14)]
+    assert kinds == ["rounded", "different"] and ee.equal(times("1.0000000000001"), one).kind == "rounded"
+
+
+def test_families_are_equal_at_the_sizes_that_both_allow(tmp_path: Path) -> None:
+    """A refuted pair has sizes, an element and inputs."""
+    every, few, large, cut = (
+        ee.family(f"param {sizes}\ntensor A[N]\nY[i:N] = {body}\n")
+        for sizes, body in (
+            ("N", "A[i]"),
+            ("N <= 100", "where(i < 100, A[i], 0)"),
+            ("N >= 4", "A[i]"),
+            ("N", "where(i < 100, A[i], 0)"),
+        )
+    )
+    for n, (one, other, guards) in enumerate(
+        ((every, few, ("N >= 1", "N <= 100")), (every, large, ("N >= 4",)), (large, few, ("N >= 4", "N <= 100")))
+    ):
+        found, again = ee.equal(one, other), ee.equal(other, one)
+        assert found.kind == again.kind == "proved" and found.guards == again.guards == guards
+        assert replayed(found, tmp_path / f"{n}") == replayed(again, tmp_path / f"{n} again") == {"proved"}
+    wrong = ee.equal(every, cut)
+    assert wrong.kind == "different" and wrong.sizes == (("N", 101),)
+    assert wrong.difference is not None and wrong.difference.at == (100,) and wrong.difference.inputs["A"].size == 101
+    assert wrong.to_json()["sizes"] == {"N": 101} and wrong.to_json()["difference"]["at"] == [100]
+    assert "different at N = 101" in str(wrong) and "A[100] occurs 1 time in the first" in str(wrong)
+    huge = ee.family("param N\ntensor A[N]\nY[i:N] = where(i < 10000000000, A[i], 0)\n")
+    assert ee.equal(every, huge).difference is None and ee.equal(every, huge).sizes == (("N", 10**10 + 1),)
+    with pytest.raises(ValueError, match="the assumptions of both families do not hold together"):
+        ee.equal(few, ee.family("param N >= 101\ntensor A[N]\nY[i:N] = A[i]\n"))
+
+
+def summed(axes: Iterable[int], scale: float = 1.0) -> onnx.ModelProto:
+    """Return a model that sums over its *axes*, one after the other, and multiplies."""
+    b, value, axes = Builder("summed", seed=0), "x", list(axes)
+    b.weights.append(numpy_helper.from_array(np.float32(scale), "scale"))
+    for n in axes:
+        b.weights.append(numpy_helper.from_array(np.array([n]), f"axis {n}"))
+        value = b.node("ReduceSum", value, f"axis {n}")
+    return b.model({"x": (2,) * len(axes)}, b.node("Mul", value, "scale"), (1,) * len(axes))
+
+
+def test_limits_are_raised_until_the_outputs_are_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six sums in two orders have no equal value between the input and the output."""
+    one, other = summed(range(6)), summed(range(5, -1, -1))
+    found = ee.equal(one, other)
+    assert found.kind == "proved" and found.agreement is None
+    monkeypatch.setattr(value_proofs, "PROOF_LIMITS", value_proofs.PROOF_LIMITS[:1])
+    found = ee.equal(one, other)
+    assert found.kind == "unknown" and found.agreement is not None and found.agreement < 1e-6
+    assert "has 6 equations with 6 sums, at most 24 with 4 are compared" in found.why
+    assert "on random inputs, the outputs differ by at most" in str(found)
+
+
+def test_a_copy_is_equal_to_a_value_that_has_a_counterpart() -> None:
+    def model(copies: bool) -> onnx.ModelProto:
+        b = Builder("copies", seed=0)
+        b.weights += [numpy_helper.from_array(np.array(a), n) for n, a in (("flat", [4, 5]), ("whole", [1, 4, 5]))]
+        value = "x"
+        for _ in range(6):
+            value = b.node("Tanh", value)
+        value = b.node("Softmax", value, axis=2)
+        value = b.node("Reshape", b.node("Reshape", value, "flat"), "whole") if copies else value
+        return b.model({"x": (1, 4, 5)}, b.node("Tanh", value), (1, 4, 5))
+
+    pairs = ee.equal(model(True), model(False)).pairs
+    assert ("Reshape_7", "Softmax_6") in [(pair.first, pair.second) for pair in pairs]
+
+
+def test_small_differences_name_their_node() -> None:
+    """The samples of values are not close enough to tell these models apart."""
+
+    def model(scale: float, variance: float, element: float) -> onnx.ModelProto:
+        b = Builder("small", seed=3)
+        weights = {
+            "mean": np.zeros(4),
+            "var": np.full(4, variance),
+            "gain": np.arange(2.0, 6.0),
+            "shift": np.full(4, 0.5),
+        }
+        weights |= {"scale": np.float64(scale), "w": np.eye(4) + 0.1}
+        weights["w"][2, 1] += element
+        b.weights += [numpy_helper.from_array(np.asarray(a, np.float32), n) for n, a in weights.items()]
+        value = b.node("BatchNormalization", "x", "gain", "shift", "mean", "var")
+        weighted = b.node("Mul", b.node("Softmax", b.node("Mul", value, "scale"), axis=1), "x")
+        return b.model({"x": (3, 4)}, b.node("MatMul", b.node("Add", weighted, value), "w"), (3, 4))
+
+    base = (0.001, 1.0, 0.0)
+    for other, op, told in (
+        ((0.0012, 1.0, 0.0), "Mul", "occurs"),
+        ((0.001, 1.0001, 0.0), "BatchNormalization", "weight var differs in 4 of 4 elements"),
+        ((0.001, 1.0, 3e-4), "MatMul", "weight w differs in 1 of 16 elements, at [2, 1]"),
+    ):
+        found = ee.equal(model(*base), model(*other))
+        assert found.kind == "different" and f"({op}) and" in found.why and told in found.why, found
 
 
 def test_the_first_difference_is_no_node_that_is_folded(fused: onnx.ModelProto, plain: onnx.ModelProto) -> None:
@@ -625,7 +730,7 @@ def test_a_comparison_ends_at_its_budget_with_what_is_known(
     monkeypatch.setattr(value_samples, "evaluate", slow)
     monkeypatch.setattr(value_proofs, "MAX_BYTES", 0)
     found = ee.equal(fused, plain, budget=0.1)
-    assert found.why == "the budget was reached; no values were compared"
+    assert found.why == "the budget was reached; a larger budget may decide it; no values were compared"
     monkeypatch.setattr(model_equality, "certify", slow)
     program = ee.parse("tensor A[3]\nY[i:3] = A[i]\n")
     assert ee.equal(program, program, budget=0.1).kind == "unknown"

@@ -19,12 +19,12 @@ from einnet_explore.equivalence.certificate import certify
 from einnet_explore.equivalence.linear_space import Form, Undecided
 from einnet_explore.ir import Program
 from einnet_explore.parametric import schema as display
-from einnet_explore.parametric.assumptions import family
 from einnet_explore.parametric.comparison import find_solution, solution_text, solve_with_z3
 from einnet_explore.parametric.conjecture import Lattice
 from einnet_explore.parametric.family import (
     FamilyDerivation,
     check_operators,
+    family,
     judge_step,
     prove_legal,
     prove_step,

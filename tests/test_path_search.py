@@ -49,6 +49,17 @@ def test_a_path_is_found_and_proved(name: str) -> None:
     assert [step.why for step in einnet_check.check(record) if step.why is not None] == []
 
 
+def test_inputs_and_outputs_of_other_names_correspond_by_position() -> None:
+    """An equation of the second program has the name of the first one's input."""
+    first = ee.parse("tensor A[4]\nY[i:4] = A[i] * 2 + 1\n")
+    second = ee.parse("tensor B[4]\nA[i:4] = B[i] * 2\nZ[i:4] = A[i] + 1\n")
+    found = ee.path(first, second)
+    assert found and found.derivation is not None and found.derivation.end.outputs == ("Y",)
+    assert ee.equal(first, second).kind == ee.equal(second, first).kind == "proved"
+    with pytest.raises(Refused, match="input B"):
+        ee.path(first, ee.parse("tensor A[4]\ntensor B[4]\nZ[i:4] = A[i] * 2 + B[i]\n"))
+
+
 def linear() -> ProgramPath:
     return ee.path(ee.parse(QUADRATIC), ee.parse(LINEAR))
 

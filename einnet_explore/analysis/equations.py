@@ -189,6 +189,21 @@ def unused_names(program: Program, names: Iterable[str], used: Iterable[str]) ->
     return new
 
 
+def with_interface_of(program: Program, reference: Program) -> Program:
+    """Return *program* with the input and output names of *reference*, by position, if they have no name in common."""
+    inputs = [[t.name for t in each.inputs] for each in (program, reference)]
+    new = dict[str, str]()
+    for mine, theirs in (inputs, (program.outputs, reference.outputs)):
+        if set(mine).isdisjoint(theirs) and len(mine) == len(theirs):
+            new |= zip(mine, theirs, strict=True)
+    names = {*inputs[0], *(e.name for e in program.equations)}
+    taken = {*names, *new.values()}
+    for name in sorted((names - new.keys()) & set(new.values())):
+        new[name] = next(fresh for n in count() if (fresh := f"{name}_{n}") not in taken)
+        taken.add(new[name])
+    return rename_tensors(program, new) if new else program
+
+
 def rename_tensors(program: Program, new: Mapping[str, str]) -> Program:
     """Rename the inputs and equations of *program* that are in *new*."""
 

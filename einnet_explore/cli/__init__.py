@@ -381,8 +381,8 @@ def _equal_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _path_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("first", metavar="FIRST.ein")
-    command.add_argument("second", metavar="SECOND.ein")
+    command.add_argument("first", metavar="FIRST.ein", help="a program whose sizes are numbers")
+    command.add_argument("second", metavar="SECOND.ein", help="another one")
     command.add_argument(
         "--budget", type=parse_seconds, default=20.0, metavar="S", help="seconds of search at most (default: 20)"
     )

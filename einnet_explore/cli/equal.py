@@ -32,7 +32,10 @@ def run_equal(arguments: argparse.Namespace) -> int:
         found.difference.save_inputs(arguments.inputs)
         say(f"saved {arguments.inputs}")
     elif arguments.inputs:
-        say(f"{arguments.inputs} is not written: no difference was found")
+        why = "no difference was found"
+        if found.kind == "different":
+            why = "the programs are too large to be evaluated, or agree up to rounding"
+        say(f"{arguments.inputs} is not written: {why}")
     if arguments.html:
         save_file(arguments.html, found.page(" and ".join(files)))
     if arguments.json:

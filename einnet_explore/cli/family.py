@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 
 from einnet_explore.cli.output import NO, OK, STDOUT, check_writable, say, write_json
-from einnet_explore.parametric.assumptions import load_family
 from einnet_explore.parametric.conjecture import sizes_text
-from einnet_explore.parametric.family import FamilyDerivation, FamilyInstance
+from einnet_explore.parametric.family import FamilyDerivation, FamilyInstance, load_family
 from einnet_explore.syntax import text
 
 

@@ -330,4 +330,6 @@ def _is_plain(name: str) -> bool:
 
 
 def _times(count: Number) -> str:
-    return f"{count} time" + ("" if count == 1 else "s")
+    # Constants are exact values of double precision, with large denominators.
+    shown = float(count) if isinstance(count, Fraction) and count.denominator > 1 << 20 else count
+    return f"{shown} time" + ("" if count == 1 else "s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
@@ -131,6 +132,12 @@ class Certificate:
             raise ValueError(f"certificate: programs is {programs!r}, expected a list of strings")
         given = {name: data[name] for name in fields if name in data}  # the counterexample is optional
         return Certificate(**given, programs=tuple(programs), error=float(error))
+
+
+def of_two_programs(counterexample: str) -> str:
+    """Return the *counterexample* of a step in words of a comparison: "in the first" for "before"."""
+    told = re.fullmatch(r"(.* times?) before and (.* times?) after", counterexample)
+    return f"{told[1]} in the first and {told[2]} in the second" if told else counterexample
 
 
 def kind_html(kind: str) -> str:

@@ -1,4 +1,4 @@
-"""Families from text: ``param`` lines with assumptions, and a program whose sizes are polynomials of the parameters.
+"""Assumptions of ``param`` lines, as parameters of a family.
 
 Assumptions are free parameters, tied parameters and inequalities, and some sizes must fulfil them.
 
@@ -9,20 +9,19 @@ small sizes are tried, and z3 is run.  The problem is undecidable (Y. Matiyasevi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain, count, islice, product
-from os import PathLike
 
 from einnet_explore.equivalence.linear_space import Undecided
 from einnet_explore.parametric.comparison import solve_with_z3
-from einnet_explore.parametric.family import Family
 from einnet_explore.parametric.parameters import FamilyParameters, Inequality, Parameter, TiedParameter, polynomial_form
 from einnet_explore.parametric.schema import parse_polynomial
 from einnet_explore.parametric.size_polynomials import (
     Poly,
     SizePolynomial,
     Unknown,
+    divide_form,
     least_point,
     parameter_polynomial,
     parameters_in,
@@ -32,53 +31,10 @@ from einnet_explore.parametric.size_polynomials import (
     terms_of,
 )
 from einnet_explore.support.errors import Refused
-from einnet_explore.syntax import TextError
-from einnet_explore.syntax.parametric_text import Assumption, Template, parse_template
-from einnet_explore.syntax.parser import text_of
+from einnet_explore.syntax.parametric_text import Assumption, Template
 
 MAX_TRIED_SIZES = 2000
 """Tuples of sizes tried near the minimum, and as many at powers of two above it."""
-
-
-def family(text: str, source: str = "<text>", *, assume: Sequence[str] = ()) -> Family:
-    """Parse a family from *text* with its ``param`` lines; *assume* adds assumptions in the same form.
-
-    *source* is the name of the text in errors.
-
-    Raises TextError, with line and column, for invalid text, for an assumption that leaves no sizes, for an assumption
-    on an unknown parameter, and if the program is invalid at the smallest allowed sizes.
-    """
-    first = text.count("\n") + 2
-    lines = [text, *(f"param {' '.join(one.split())}" for one in assume)]
-    try:
-        known = parse_template(text, source).names
-        template = parse_template("\n".join(lines), source)
-        for a in template.assumptions:
-            if odd := [name for name in a.names if name not in known]:
-                raise template.refuse(a, f"found unknown parameter {odd[0]}, expected one of {', '.join(known)}")
-        made = Family(template, parse_assumptions(template))
-    except TextError as error:
-        if error.line < first:
-            raise
-        shown = f"assumption {assume[error.line - first]!r}"
-        raise TextError(shown, 1, max(1, error.column - len("param ")), error.message) from None
-    ground = made.ground
-    for unknowns in filter(None, (ground.corner(), ground.corner(1))):
-        sizes = ground.sizes(unknowns)
-        try:
-            ground.refuse(ground.declared_sizes(sizes))
-        except Refused:
-            continue
-        made.written(sizes)
-    return made
-
-
-def load_family(path: str | PathLike[str], *, assume: Sequence[str] = ()) -> Family:
-    """Read the family in the file at *path*; *assume* adds assumptions.
-
-    Raises OSError if the file cannot be read, and TextError like ``family``.
-    """
-    return family(text_of(path), str(path), assume=assume)
 
 
 def find_sizes(ground: FamilyParameters) -> tuple[int, ...] | None:
@@ -218,6 +174,9 @@ def _assume_multiple(
 ) -> FamilyParameters:
     """Replace a parameter by the product of *right* and a new natural number."""
     name, free = _lone_parameter(left), {p.name: p for p in ground.parameters}
+    sides = (polynomial_form(_eliminate_tied(ground, side)) for side in (left, right))
+    if name not in free and divide_form(*sides) is not None:
+        return ground
     if name not in free or name in parameters_in(_eliminate_tied(ground, right)):
         raise template.refuse(a, f"found {a.text}, expected one parameter, which is not tied, in front of %")
     quotient = next(q for n in range(len(template.text)) if (q := f"{name}_{n}") not in template.text)

@@ -25,9 +25,8 @@ from einnet_explore.ir import Access, Program, Tensor
 from einnet_explore.onnx_import.contrib_operators import expand_contrib_operators
 from einnet_explore.onnx_import.load import integers_of, load_model, read_proto
 from einnet_explore.onnx_import.model import Model, Shape
-from einnet_explore.parametric.assumptions import family
 from einnet_explore.parametric.conjecture import Conjecture, conjecture, default_sizes, sizes_text
-from einnet_explore.parametric.family import Family, StepVerdict, judge_step, with_least_sizes
+from einnet_explore.parametric.family import Family, StepVerdict, family, judge_step, with_least_sizes
 from einnet_explore.parametric.parameters import FamilyParameters, Parameter
 from einnet_explore.parametric.schema import Schema, instantiate_schema, literal_schema, schema_text
 from einnet_explore.pipeline.folded_weights import constants_of, with_constants
@@ -78,10 +77,10 @@ def equal(
 
     *shapes* are those of dynamic inputs, by the first model's names.  *all_sizes*: prove the models equal at all sizes
     of their dynamic dimensions, from comparisons near *shapes*, or near small primes.  Families are compared at all
-    sizes.
+    sizes that both allow.
 
     Raises ModelError for a file that is no model, Refused if the inputs or outputs do not fit, ValueError if the
-    parameters of two families differ.
+    parameters of two families differ, or no sizes fulfil the assumptions of both.
     """
     start = perf_counter()
     first, second = map(_read_text, (first, second))
@@ -96,7 +95,9 @@ def equal(
     if all_sizes:
         return _compare_at_all_sizes(one, other, shapes, budget, parts)
     models = _load(one, other, shapes)
-    return compare_models(*models, start + budget - perf_counter(), parts)
+    sizes = {n: size for each, model in zip((one, other), models, strict=True) for n, size in _sizes_of(each, model)}
+    verdict = compare_models(*models, start + budget - perf_counter(), parts)
+    return replace(verdict, sizes=tuple(sizes.items()))
 
 
 PARAMETERS = re.compile(r"^\s*param\b", re.MULTILINE)
@@ -119,15 +120,24 @@ KINDS: Mapping[str, VerdictKind] = {"proved": "proved", "refuted": "different", 
 
 
 def _compare_families(first: Family, second: Family, budget: float) -> Verdict:
-    start, kind, why, cases = perf_counter(), "unproved", "the budget was reached", tuple[SizesProof, ...]()
+    """Compare two families at all sizes that both allow; a refuted pair is compared at the sizes that refute it."""
+    start, ground = perf_counter(), first.common_ground(second)
+    found, cases = StepVerdict("unproved", why="the budget was reached"), tuple[SizesProof, ...]()
     with suppress(TimeoutError), interrupt_after(budget, "the comparison"):
-        verdict = first.equals(second)
-        kind, why = verdict.kind, str(verdict)
-    if kind == "proved":
-        schemas = first.schema, literal_schema(second.template, first.ground)
-        before, after = (schema_text(first.ground, schema) for schema in schemas)
-        cases = (SizesProof(first.guards, tuple((name, name, before, after) for name in schemas[0].outputs[:1])),)
-    return Verdict(KINDS[kind], (), (), perf_counter() - start, why=why, guards=first.guards, cases=cases)
+        found = first.equals(second)
+    here = Verdict(KINDS[found.kind], (), (), 0.0, why=str(found), guards=ground.guards, sizes=found.sizes)
+    if found.kind == "refuted":
+        here = replace(here, why=str(found.certificate))
+        with suppress(ValueError):
+            one, other = (each.written(dict(found.sizes)) for each in (first, second))
+            there = compare_programs(one, other, start + budget - perf_counter())
+            if there.kind == "different":
+                here = replace(here, difference=there.difference, why=there.why)
+    if found.kind == "proved":
+        schemas = [literal_schema(each.template, ground) for each in (first, second)]
+        before, after = (schema_text(ground, schema) for schema in schemas)
+        cases = (SizesProof(ground.guards, tuple((name, name, before, after) for name in schemas[0].outputs[:1])),)
+    return replace(here, seconds=perf_counter() - start, cases=cases)
 
 
 def _load(first: File, second: File, shapes: Mapping[str, Shape]) -> tuple[Model, Model]:
@@ -153,6 +163,13 @@ def _dimensions(model: File) -> Mapping[str, tuple[Dimension, ...]]:
                 for n, d in enumerate(sizes)
             )
     return found
+
+
+def _sizes_of(file: File, model: Model) -> Iterable[tuple[str, int]]:
+    """Yield the dynamic dimensions of *file*, and their sizes in *model*, which was read from it."""
+    shapes = {value.name: value.shape or () for value in model.inputs}
+    for name, dims in _dimensions(file).items():
+        yield from ((d, n) for d, n in zip(dims, shapes.get(name, ()), strict=False) if isinstance(d, str))
 
 
 def _parameter(name: str, words: dict[str, str]) -> str:

@@ -3,8 +3,7 @@ r"""Families: one program for all sizes, derivations of it proved once, and inst
 .. math::  \forall\, H \ge 3,\ C \equiv 0\ (4):\qquad E_0(H, C) = E_1(H, C) = \dots = E_n(H, C)
 
 A derivation is found at one size and replayed at others; polynomials through its integers are a conjecture.  Then each
-step is proved for all parameters at once, or the reason is reported.  A family is read from text by
-``assumptions.py``.
+step is proved for all parameters at once, or the reason is reported.  ``family`` reads one from text.
 
 A step is proved for all sizes, refuted at some sizes, or unproved.  A proof covers shapes, reads and values of whole
 programs, as in ``equivalence.certificate``: equations are aligned by name, an equation of only one program is inlined
@@ -17,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from os import PathLike
 from typing import Literal, TypeAlias, Unpack
 
 from einnet_explore.cost import program_seconds
@@ -41,6 +41,7 @@ from einnet_explore.ir import (
 )
 from einnet_explore.operators.library import OPERATORS, check_canonical
 from einnet_explore.parametric import schema as display
+from einnet_explore.parametric.assumptions import parse_assumptions
 from einnet_explore.parametric.comparison import Difference, FamilyProver, find_solution, solution_text
 from einnet_explore.parametric.conjecture import (
     Conjecture,
@@ -61,7 +62,9 @@ from einnet_explore.strategies.options import SearchOptions, options_by_name
 from einnet_explore.support.deprecation import renamed_argument
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.wording import count_noun
-from einnet_explore.syntax.parametric_text import Template
+from einnet_explore.syntax import TextError
+from einnet_explore.syntax.parametric_text import Template, parse_template
+from einnet_explore.syntax.parser import text_of
 from einnet_explore.viz.tables import DisplayedAsTable, TextTable
 
 StepVerdictKind: TypeAlias = Literal["proved", "refuted", "unproved"]
@@ -146,12 +149,24 @@ class Family:
         return FamilyDerivation(self, ground, made.schemas, proof, steps)
 
     def equals(self, other: Family) -> StepVerdict:
-        """Compare with *other* at all sizes assumed here; raises ValueError for other parameters."""
+        """Compare with *other* at all sizes that both families allow; raises ValueError as ``common_ground`` does."""
+        ground = self.common_ground(other)
+        return judge_step(ground, literal_schema(self.template, ground), literal_schema(other.template, ground))
+
+    def common_ground(self, other: Family) -> FamilyParameters:
+        """Return the parameters with the assumptions of both families.
+
+        Raises ValueError for other parameters, and if no sizes fulfil all assumptions.
+        """
         if sorted(self.ground.names) != sorted(other.ground.names):
             raise ValueError(
                 f"the parameters are {', '.join(other.ground.names)}, expected {', '.join(self.ground.names)}"
             )
-        return judge_step(self.ground, self.schema, literal_schema(other.template, self.ground))
+        both = (*self.template.assumptions, *other.template.assumptions)
+        try:
+            return parse_assumptions(replace(self.template, assumptions=both))
+        except TextError as why:
+            raise ValueError(f"the assumptions of both families do not hold together: {why.message}") from None
 
     def text(self) -> str:
         """The program in the text form; ``ee.family`` reads it."""
@@ -166,6 +181,47 @@ class Family:
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return {"text/latex": f"$\\displaystyle {self.latex()}$", "text/plain": self.text()}
+
+
+def family(text: str, source: str = "<text>", *, assume: Sequence[str] = ()) -> Family:
+    """Parse a family from *text* with its ``param`` lines; *assume* adds assumptions in the same form.
+
+    *source* is the name of the text in errors.
+
+    Raises TextError, with line and column, for invalid text, for an assumption that leaves no sizes, for an assumption
+    on an unknown parameter, and if the program is invalid at the smallest allowed sizes.
+    """
+    first = text.count("\n") + 2
+    lines = [text, *(f"param {' '.join(one.split())}" for one in assume)]
+    try:
+        known = parse_template(text, source).names
+        template = parse_template("\n".join(lines), source)
+        for a in template.assumptions:
+            if odd := [name for name in a.names if name not in known]:
+                raise template.refuse(a, f"found unknown parameter {odd[0]}, expected one of {', '.join(known)}")
+        made = Family(template, parse_assumptions(template))
+    except TextError as error:
+        if error.line < first:
+            raise
+        shown = f"assumption {assume[error.line - first]!r}"
+        raise TextError(shown, 1, max(1, error.column - len("param ")), error.message) from None
+    ground = made.ground
+    for unknowns in filter(None, (ground.corner(), ground.corner(1))):
+        sizes = ground.sizes(unknowns)
+        try:
+            ground.refuse(ground.declared_sizes(sizes))
+        except Refused:
+            continue
+        made.written(sizes)
+    return made
+
+
+def load_family(path: str | PathLike[str], *, assume: Sequence[str] = ()) -> Family:
+    """Read the family in the file at *path*; *assume* adds assumptions.
+
+    Raises OSError if the file cannot be read, and TextError like ``family``.
+    """
+    return family(text_of(path), str(path), assume=assume)
 
 
 @dataclass(frozen=True, slots=True)
@@ -538,14 +594,14 @@ def judge_step(ground: FamilyParameters, before: Schema, after: Schema) -> StepV
 
 
 def _suspect_sizes(ground: FamilyParameters, unknowns: tuple[int, ...]) -> Iterable[dict[str, int]]:
-    """Yield test sizes: those at which terms differed, the smallest ones, and slightly larger ones."""
+    """Yield test sizes, small ones first: the smallest, slightly larger ones, and those at which terms differed."""
     first = ground.corner() or tuple(p.first for p in ground.parameters)
     tried = [unknowns] if unknowns else []
     tried.append(first)
     for more in range(1, TRIED_SIZES):
         tried.append(tuple(u + more for u in first))
         tried += [tuple(u + more * (n == i) for i, u in enumerate(first)) for n in range(len(first))]
-    for us in dict.fromkeys(tried):
+    for us in sorted(dict.fromkeys(tried), key=sum):
         sizes = ground.sizes(us)
         try:
             ground.refuse(sizes)

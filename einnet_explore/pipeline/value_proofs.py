@@ -29,7 +29,7 @@ import numpy as np
 
 from einnet_explore.analysis.equations import rename_tensors
 from einnet_explore.equivalence.certificate import Certificate, certify
-from einnet_explore.equivalence.verdict import PROOF_KINDS, weakest_certificate
+from einnet_explore.equivalence.verdict import PROOF_KINDS, of_two_programs, weakest_certificate
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import (
     ELEMENT_TYPES,
@@ -65,30 +65,50 @@ from einnet_explore.pipeline.folded_weights import (
     with_elements,
 )
 from einnet_explore.pipeline.subprogram import content_digest
-from einnet_explore.pipeline.value_samples import MAX_BYTES, ValueSample, sample_blocks, sample_values, value_bytes
+from einnet_explore.pipeline.value_samples import (
+    MAX_BYTES,
+    SAMPLE_TOLERANCE,
+    ValueSample,
+    sample_blocks,
+    sample_values,
+    value_bytes,
+)
 from einnet_explore.rules import Step
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.strategies.simplification import simplifications
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.limits import interrupt_after
 
+READ_SECOND = -1
+"""The level at which a second value that has a counterpart is read, not computed."""
+
 MAX_LOOK_BACK = 3
 """Levels of equal values that a comparison looks behind, if it cannot be proved over the nearest ones."""
 
-LOOK_BACK_SECONDS = 1.0
-"""Seconds after which a comparison looks no further behind."""
 
-MAX_EQUATIONS = 24
-"""Equations of a compared program, at most: proofs of longer ones take too long."""
+@dataclass(frozen=True, slots=True)
+class ProofLimits:
+    """Limits of one comparison: of a program's *equations*, and of those that sum over more than one element.
 
-MAX_REDUCTIONS = 4
-"""Equations of a compared program that sum over more than one element, at most."""
+    A proof is given up after *proof_seconds*; a comparison looks no further behind after *look_back_seconds*.
+    """
 
-PROOF_SECONDS = 2.0
-"""Seconds after which a comparison of two programs is given up."""
+    equations: int
+    sums: int
+    proof_seconds: float
+    look_back_seconds: float
+
+
+PROOF_LIMITS = (ProofLimits(24, 4, 2.0, 1.0), ProofLimits(96, 16, 10.0, 10.0))
+"""Limits of the comparisons, and of those that are repeated while the outputs are not proved equal."""
+
+DIFFERENCE_TOLERANCES = (SAMPLE_TOLERANCE, 1e-4, 1e-5, 1e-6)
+"""Differences of samples, in turn, up to which values of different models are taken as equal, until outputs differ."""
 
 MAX_FOLDED = 6
 """Nodes, at most, that may be folded into one whose result differs."""
+
+NO_OUTPUTS: Mapping[str, str] = {}
 
 RESULT = "Y"
 """The output of compared programs; their other tensors are numbered."""
@@ -98,7 +118,8 @@ RESULT = "Y"
 class ValuePair:
     """Value *first* of one model and *second* of the other, as programs over what was proved equal before.
 
-    *levels* of what was proved equal are part of the programs.  The proof goes by way of the programs *between*.
+    *levels* of what was proved equal are part of the programs; with ``READ_SECOND``, the second is read as the tensor
+    that it was proved equal to.  The proof goes by way of the programs *between*.
     """
 
     first: str
@@ -161,16 +182,27 @@ class Sweep:
     folded: list[FoldedWeight] = field(default_factory=list)
     stop: float = inf
     failures: dict[str, tuple[str, str]] = field(default_factory=dict)
+    limits: ProofLimits = PROOF_LIMITS[-1]
 
-    def run(self) -> Iterable[ValuePair]:
-        """Yield each pair of values once it is proved; raises TimeoutError at ``stop``."""
+    def run(self, outputs: Mapping[str, str] = NO_OUTPUTS) -> Iterable[ValuePair]:
+        """Yield each pair of values once it is proved; raises TimeoutError at ``stop``.
+
+        While the *outputs* are not proved, what is not proved within limits is compared again within larger ones.
+        """
+        for self.limits in PROOF_LIMITS:
+            yield from self._proved_pairs()
+            if all(self.are_equal(mine, theirs) for mine, theirs in outputs.items()):
+                return
+
+    def _proved_pairs(self) -> Iterable[ValuePair]:
         for node in self.one.model.nodes:
             if node.name in self.one.opaque:
                 self._merge_opaque(node)
                 continue
             for first in node.results:
+                self.failures.pop(first, None)
                 for second in self.candidates(first):
-                    pair = self._proved_pair(first, second)
+                    pair = None if self.are_equal(first, second) else self._proved_pair(first, second)
                     if pair is not None:
                         self._merge(first, second)
                         yield pair
@@ -217,26 +249,35 @@ class Sweep:
     def first_difference(self) -> tuple[tuple[str, str], str]:
         """Return the first node whose result no value of the second model may equal, its twin, and how they differ.
 
-        Values that may be equal are taken as equal here, so this comes last.  A difference reaches an output by values
-        that differ; a node that the second model has folded into another one need not.
+        Values that may be equal are taken as equal here, so this comes last: those with the same samples, compared the
+        more closely the smaller the difference is.  A difference reaches an output by values that differ; a node that
+        the second model has folded into another one need not.
         """
-        changed = self._changed_values()
-        if not changed:
-            return ("", ""), ""
+        proved = dict(self.same)
+        for tolerance in DIFFERENCE_TOLERANCES:
+            self.same = dict(proved)
+            changed = self._changed_values(tolerance)
+            if changed and (found := self._described(changed)):
+                return found
+        return ("", ""), ""
+
+    def _described(self, changed: Sequence[tuple[ModelNode, str]]) -> tuple[tuple[str, str], str] | None:
+        """Return the first of the *changed* nodes, its twin and how they differ; None if they are proved equal."""
         pair = self._closest(changed[:MAX_FOLDED])
         if pair is None:
             node, _ = changed[0]
             return (node.name, ""), f"no value of the second model may equal the result of {node}"
         node, first, twin, second = pair
         node, first = next((each for each in changed[:MAX_FOLDED] if self._folds(each[1], second)), (node, first))
-        return (node.name, twin.name), f"{first} of {node} and {second} of {twin}: {self._term(first, second)}"
+        term = self._term(first, second)
+        return ((node.name, twin.name), f"{first} of {node} and {second} of {twin}: {term}") if term else None
 
-    def _changed_values(self) -> list[tuple[ModelNode, str]]:
+    def _changed_values(self, tolerance: float) -> list[tuple[ModelNode, str]]:
         """Return the nodes and their values by which a difference reaches an output, in order; merge equal samples."""
         different = dict[str, ModelNode]()
         for node in self.one.model.nodes:
             for first in (name for name in node.results if name in self.samples[0]):
-                seconds = list(self.candidates(first))
+                seconds = list(self.candidates(first, tolerance))
                 for second in seconds:
                     self._merge(first, second)
                 if not seconds:
@@ -255,7 +296,10 @@ class Sweep:
         return len(self.folded) > known
 
     def _term(self, first: str, second: str) -> str:
-        """Say in which term *first* and *second* differ; ``second_`` begins names of the second model."""
+        """Say in which term *first* and *second* differ, nothing if they are proved equal.
+
+        ``second_`` begins names of the second model.
+        """
         try:
             before, after = self._programs(first, second, 0)
             if weight := self._changed_weight(before, after):
@@ -263,15 +307,18 @@ class Sweep:
             names = {t.name: f"second_{t.name.removeprefix('b_')}" for t in after.inputs}
             names |= {t.name: t.name.removeprefix("a_") for t in before.inputs}
             names |= {e.name: e.name for program in (before, after) for e in program.equations}
-            found, _ = _prove(rename_tensors(_with_inputs_of(before, after), names), rename_tensors(after, names))
+            with interrupt_after(self.limits.proof_seconds, "the proof"):
+                found, _ = _prove(rename_tensors(_with_inputs_of(before, after), names), rename_tensors(after, names))
         except (Refused, TimeoutError) as why:
             return str(why)
-        return found.counterexample or "they differ"
+        if found:
+            return ""
+        return of_two_programs(found.counterexample) if found.counterexample else "they differ"
 
     def _changed_weight(self, before: Program, after: Program) -> str:
         """Say at which element the one weight that only *before* reads differs from that of *after*; else nothing.
 
-        One of them may be transposed.  Weights that share no element are not compared.
+        One of them may be transposed.  Weights that share no element are compared if they have one name.
         """
         read = [[t.name for t in program.inputs if t.weight and t.name in self.weights] for program in (before, after)]
         ours, theirs = (sorted(set(a) - set(b)) for a, b in (read, read[::-1]))
@@ -280,10 +327,12 @@ class Sweep:
         one, other = self.weights[ours[0]], self.weights[theirs[0]]
         turned = [(np.argwhere(one != each), each) for each in (other, other.T) if each.shape == one.shape]
         changed, other = min(turned, key=lambda found: len(found[0]), default=(np.empty(0), other))
-        if not 0 < len(changed) < one.size:
+        names = {side.tensor(name): name for side in (self.one, self.other) for name in side.model.weights}
+        name, twin = names[ours[0]], names[theirs[0]]
+        if not len(changed) or (len(changed) == one.size and name != twin):
             return ""
-        name = next(name for name in self.one.model.weights if self.one.tensor(name) == ours[0])
-        at = tuple(changed[0].tolist())
+        places: list[tuple[int, ...]] = [tuple(place.tolist()) for place in np.atleast_2d(changed)]
+        at = max(places, key=lambda place: abs(float(one[place]) - float(other[place])))
         count = f"{len(changed)} of {one.size} elements"
         return f"weight {name} differs in {count}, at {list(at)}: {one[at]} and {other[at]}"
 
@@ -340,35 +389,42 @@ class Sweep:
             self.same[b] = self.same.setdefault(a, a)
 
     def _proved_pair(self, first: str, second: str) -> ValuePair | None:
+        reasons = dict[str, None]()
         for prove in (_prove, _prove_by_laws):
             start = perf_counter()
-            for levels in range(MAX_LOOK_BACK + 1):
-                if levels and perf_counter() - start > LOOK_BACK_SECONDS:
+            for levels in range(READ_SECOND if self.other.tensor(second) in self.same else 0, MAX_LOOK_BACK + 1):
+                if levels > 0 and perf_counter() - start > self.limits.look_back_seconds:
                     break
-                found = self._compare(first, second, levels, prove)
+                try:
+                    found = self._compare(first, second, levels, prove)
+                except Refused as why:
+                    reasons.setdefault(str(why))
+                    break  # further back there are more equations
                 if isinstance(found, ValuePair):
                     return found
-                self.failures.setdefault(first, (second, found))
+                reasons.setdefault(found)
+        self.failures.setdefault(first, (second, "; ".join(reasons)))
         return None
 
-    def candidates(self, first: str) -> Iterable[str]:
+    def candidates(self, first: str, tolerance: float = SAMPLE_TOLERANCE) -> Iterable[str]:
         """Yield the values of the second model whose samples are those of *first*."""
         mine = self.samples[0].get(first)
         if mine is not None:
-            yield from (second for second, theirs in self.samples[1].items() if mine.may_equal(theirs))
+            yield from (second for second, theirs in self.samples[1].items() if mine.may_equal(theirs, tolerance))
 
     def _compare(self, first: str, second: str, levels: int, prove: Prover) -> ValuePair | str:
         """Compare two values over the tensors *levels* behind the nearest equal ones; return why they are not proved.
 
-        Raises TimeoutError at ``stop``.
+        Raises Refused for more equations than ``limits`` allow, TimeoutError at ``stop``.
         """
         if perf_counter() > self.stop:
             raise TimeoutError("the budget was reached")
+        before, after = _comparable(*self._programs(first, second, levels))
         try:
-            before, after = _comparable(*self._programs(first, second, levels))
-            found, between = prove(before, after)
-        except Refused:
-            return "too many equations"
+            with interrupt_after(self.limits.proof_seconds, "the proof"):
+                found, between = prove(before, after)
+        except Refused as why:
+            return str(why)
         except TimeoutError as late:
             if perf_counter() > self.stop:
                 raise
@@ -379,7 +435,7 @@ class Sweep:
 
     def _programs(self, first: str, second: str, levels: int) -> tuple[Program, Program]:
         """The programs of two values over representatives, *levels* of which are computed too."""
-        before = self._program(self.one, self.one.tensor(first), levels)
+        before = self._program(self.one, self.one.tensor(first), max(levels, 0))
         after = self._program(self.other, self.other.tensor(second), levels)
         after = _with_shape(after, before.equations[-1].scope.shape)
         return self._programs(first, second, levels) if self._define_weights(before, after) else (before, after)
@@ -387,6 +443,8 @@ class Sweep:
     def _program(self, side: ModelEquations, name: str, levels: int) -> Program:
         """The program of tensor *name* over representatives, *levels* of which are computed too."""
         root = side.equations.get(name)
+        if levels == READ_SECOND:
+            name, root = self.same.get(name, name), None
         if self.same.get(name) == name or (
             root is None and name in self.same
         ):  # known, and compared with one more value
@@ -396,7 +454,7 @@ class Sweep:
             )
         if root is None:
             raise Refused(f"{name} has no equation")
-        definitions = self._definitions(side, root, levels)
+        definitions = self._definitions(side, root, max(levels, 0))
 
         def represent(t: Tensor) -> Tensor | Scope:
             known = self.same.get(t.name, t.name)
@@ -420,8 +478,6 @@ class Sweep:
             if found.get(equation.name, (-1, equation))[0] >= left:
                 return
             found[equation.name] = left, equation
-            if len(found) > MAX_EQUATIONS or sum(_reduces(e) for _, e in found.values()) > MAX_REDUCTIONS:
-                raise Refused(f"{root.name} needs too many equations")
             for t in tensors(equation.scope):
                 known = self.same.get(t.name)
                 where, rest = (at, left) if known is None else (self.one, left - 1)
@@ -430,6 +486,14 @@ class Sweep:
                     visit(where, definition, rest)
 
         visit(side, root, levels)
+        sums = sum(_reduces(equation) for _, equation in found.values())
+        if len(found) > self.limits.equations or sums > self.limits.sums:
+            model = "first" if side is self.one else "second"
+            values = "the nearest equal values" if not levels else f"values {levels} further back"
+            raise Refused(
+                f"over {values}, the {model} model has {len(found)} equations with {sums} sums, at most "
+                f"{self.limits.equations} with {self.limits.sums} are compared"
+            )
         return {name: equation for name, (_, equation) in found.items()}
 
     def _define_weights(self, before: Program, after: Program) -> bool:
@@ -583,22 +647,20 @@ Prover: TypeAlias = Callable[[Program, Program], Proof]
 
 @lru_cache(1024)  # layers of one model are often equal
 def _prove(before: Program, after: Program) -> Proof:
-    with interrupt_after(PROOF_SECONDS, "the proof"):
-        return certify(before, after, exact_elements=None), ()
+    return certify(before, after, exact_elements=None), ()
 
 
 @lru_cache(1024)
 def _prove_by_laws(before: Program, after: Program) -> Proof:
     """Prove that both are equal after laws of functions have simplified them (``simplifications``)."""
-    with interrupt_after(PROOF_SECONDS, "the proof"):
-        one, other = map(_steps_by_laws, (before, after))
-        if not one and not other:
-            return Certificate("unknown", "none", detail="no law of functions applies"), ()
-        path = (before, *(step.after for step in one), *(step.before for step in reversed(other)), after)
-        # A simplification that ends at the other program needs no step to it.
-        path = tuple(program for n, program in enumerate(path) if n == 0 or program != path[n - 1])
-        steps = [certify(*pair, exact_elements=None) for pair in pairwise(path)]
-        return weakest_certificate(steps), path[1:-1]
+    one, other = map(_steps_by_laws, (before, after))
+    if not one and not other:
+        return Certificate("unknown", "none", detail="no law of functions applies"), ()
+    path = (before, *(step.after for step in one), *(step.before for step in reversed(other)), after)
+    # A simplification that ends at the other program needs no step to it.
+    path = tuple(program for n, program in enumerate(path) if n == 0 or program != path[n - 1])
+    steps = [certify(*pair, exact_elements=None) for pair in pairwise(path)]
+    return weakest_certificate(steps), path[1:-1]
 
 
 def _steps_by_laws(program: Program) -> Sequence[Step]:

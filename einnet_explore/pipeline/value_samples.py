@@ -57,11 +57,11 @@ class ValueSample:
     kind: str
     numbers: tuple[float, ...]
 
-    def may_equal(self, other: ValueSample) -> bool:
+    def may_equal(self, other: ValueSample, tolerance: float = SAMPLE_TOLERANCE) -> bool:
         """Return whether a value with this sample may have the elements of one with the *other*, in the same order."""
         if (prod(self.shape), self.kind) != (prod(other.shape), other.kind):
             return False
-        return bool(np.allclose(self.numbers, other.numbers, rtol=SAMPLE_TOLERANCE, atol=SAMPLE_TOLERANCE))
+        return bool(np.allclose(self.numbers, other.numbers, rtol=tolerance, atol=tolerance))
 
 
 def sample_values(model: Model, feeds: Sequence[Mapping[str, Array]], stop: float = inf) -> Mapping[str, ValueSample]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from html import escape
-from math import inf
+from math import inf, prod
 from os import PathLike
 from pathlib import Path
 from time import perf_counter
@@ -16,12 +16,22 @@ from zipfile import ZipFile
 import numpy as np
 from numpy.lib.format import write_array
 
-from einnet_explore.analysis.equations import rename_tensors
+from einnet_explore.analysis.equations import with_interface_of
 from einnet_explore.checker.record import COMPARISON, FORMAT, VERSION
+from einnet_explore.equivalence.assumptions import infinite_results
 from einnet_explore.equivalence.certificate import certify
-from einnet_explore.equivalence.program_diff import require_same_interface
+from einnet_explore.equivalence.linear_space import Undecided
+from einnet_explore.equivalence.program_diff import inline_equations, require_same_interface
 from einnet_explore.equivalence.sample_inputs import within_type
-from einnet_explore.equivalence.verdict import PROOF_KINDS, UNSOUND_KINDS, Certificate, kind_html, weakest_kind
+from einnet_explore.equivalence.term_multiset import term_difference
+from einnet_explore.equivalence.verdict import (
+    PROOF_KINDS,
+    UNSOUND_KINDS,
+    Certificate,
+    kind_html,
+    of_two_programs,
+    weakest_kind,
+)
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
 from einnet_explore.onnx_import.model import Model
@@ -33,6 +43,7 @@ from einnet_explore.pipeline.value_samples import without_optimisations
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.session.comparison_graphs import side_by_side
 from einnet_explore.strategies.candidate import save_record
+from einnet_explore.support.errors import Refused
 from einnet_explore.support.json_values import JsonObject
 from einnet_explore.support.limits import interrupt_after
 from einnet_explore.support.wording import count_noun
@@ -48,6 +59,12 @@ NOISE_FACTOR = 32
 
 MAX_DRAWS = 16
 """Random inputs that are tried."""
+
+TERM_SECONDS = 2.0
+"""Seconds in which the term is looked for that differs in an element of two programs."""
+
+MAX_INPUT_ELEMENTS = 1 << 24
+"""Elements of a program's inputs, at most: larger programs are not evaluated."""
 
 LEAST_DIFFERENCE = 1e-5
 """The least difference, relative to the largest element of an output, that counts."""
@@ -101,7 +118,9 @@ class Verdict(DisplayedAsTable):
     products of the other's.  *difference* is confirmed in ONNX Runtime.  *nodes* are the first nodes of both models
     that differ, or whose equality is not proved, ``""`` if unknown.  The verdict holds for all sizes with *guards*, if
     there are any; then *pairs* are those of one choice of sizes, and *cases* the proofs for all of them, for each
-    remainder that the models tell apart.
+    remainder that the models tell apart.  Otherwise it holds at these *sizes* of the parameters or dynamic dimensions.
+    *agreement* is the largest difference of outputs on random inputs, relative to their largest element, if the verdict
+    is ``unknown`` and they were evaluated.
     """
 
     kind: VerdictKind
@@ -115,6 +134,8 @@ class Verdict(DisplayedAsTable):
     guards: tuple[str, ...] = ()
     cases: tuple[SizesProof, ...] = ()
     certificate: Certificate | None = None
+    sizes: tuple[tuple[str, int], ...] = ()
+    agreement: float | None = None
 
     @property
     def ok(self) -> bool:
@@ -140,6 +161,8 @@ class Verdict(DisplayedAsTable):
             "nodes": list(self.nodes),
             "why": self.why,
             "guards": list(self.guards),
+            "sizes": dict(self.sizes),
+            "agreement": self.agreement,
         }
 
     def table(self) -> TextTable:
@@ -153,10 +176,11 @@ class Verdict(DisplayedAsTable):
 
     def lines(self) -> list[str]:
         """Return the verdict and what is known in addition."""
-        if self.certificate is not None:
-            first = self.kind + str(self.certificate).removeprefix(self.certificate.kind)
-            return [first, *([str(self.difference)] if self.difference else [])]
+        if self.certificate is not None and self.kind != "different":
+            return [self.kind + str(self.certificate).removeprefix(self.certificate.kind)]
         sizes = f" for all sizes with {', '.join(self.guards)}" if self.guards and self else ""
+        at = ", ".join(f"{name} = {n}" for name, n in self.sizes)
+        sizes = sizes or (at and f" at {at}" + " only" * bool(self))
         proved = f": {count_noun(len(self.pairs), 'pair of values', 'pairs of values')} proved" if self.pairs else ""
         lines = [f"{self.kind}{sizes}{proved} in {self.seconds:.1f} s"]
         if self.folded:
@@ -165,6 +189,8 @@ class Verdict(DisplayedAsTable):
             lines.append(
                 f"{weights} of one model are products of weights of the other, up to {error:.1e} of the largest element"
             )
+        if self.agreement is not None:
+            lines.append(f"on random inputs, the outputs differ by at most {self.agreement:.1e} of the largest element")
         return [*lines, *(str(found) for found in (self.difference, self.why) if found)]
 
     def page(self, title: str) -> str:
@@ -214,23 +240,35 @@ class Verdict(DisplayedAsTable):
 
 
 def compare_programs(first: Program, second: Program, budget: float = 60.0) -> Verdict:
-    """Compare two programs, whose inputs correspond by name and outputs by name or position, for *budget* seconds."""
+    """Compare two programs, whose inputs and outputs correspond by name or by position, for *budget* seconds."""
     start = perf_counter()
-    if set(first.outputs).isdisjoint(second.outputs) and len(first.outputs) == len(second.outputs):
-        inner = [e.name for e in second.equations if e.name not in second.outputs]
-        new = dict(zip(second.outputs, first.outputs, strict=True))
-        taken = {*first.outputs, *inner, *(t.name for t in second.inputs)}
-        new |= {name: _fresh(name, taken) for name in inner if name in first.outputs}
-        second = rename_tensors(second, new)
+    second = with_interface_of(second, first)
     require_same_interface(first, second)
-    found, difference = Certificate("unknown", "none", detail="the budget was reached"), None
+    found, difference, why = Certificate("unknown", "none", detail="the budget was reached"), None, ""
     with suppress(TimeoutError), interrupt_after(budget, "the comparison"):
         found = certify(first, second)
-        difference = find_program_difference(first, second) if found.kind == "false" else None
+        if found.kind == "false":
+            difference = find_program_difference(first, second)
+            whole = of_two_programs(found.counterexample or "")
+            why = _differing_term(first, second, difference) if difference else whole
     kind: VerdictKind = "different" if found.kind == "false" else found.kind
     proofs = tuple(ValuePair(name, name, first, second, found) for name in first.outputs if found)
     seconds = perf_counter() - start
-    return Verdict(kind, proofs, (), seconds, difference, why=found.why, certificate=found)
+    why = why if kind == "different" else found.why
+    return Verdict(kind, proofs, (), seconds, difference, why=why, certificate=found)
+
+
+def _differing_term(first: Program, second: Program, at: Difference) -> str:
+    """Say which term of the element *at* occurs how often in both programs; an empty string if that is not decided."""
+    given = infinite_results((first.equations, second.equations))
+    try:
+        with interrupt_after(TERM_SECONDS, "the comparison of terms"):
+            before, after = (inline_equations(program, ())[at.output] for program in (first, second))
+            region = tuple((lo + n, lo + n + 1) for n, (lo, _) in zip(at.at, before.box, strict=True))
+            witness = term_difference(before, after, region, given)
+    except (Refused, Undecided, TimeoutError):
+        return ""
+    return of_two_programs(str(witness).partition(": ")[2]) if witness else ""
 
 
 def find_program_difference(first: Program, second: Program) -> Difference | None:
@@ -238,6 +276,8 @@ def find_program_difference(first: Program, second: Program) -> Difference | Non
 
     None also if the programs are too large to be evaluated.
     """
+    if sum(prod(t.shape) for t in first.inputs) > MAX_INPUT_ELEMENTS:
+        return None
     random = np.random.default_rng(0)
     for draw in range(MAX_DRAWS):
         drawn = ((t, random.standard_normal(t.shape) * 4.0 ** (draw % 3)) for t in first.inputs)
@@ -251,10 +291,6 @@ def find_program_difference(first: Program, second: Program) -> Difference | Non
             if at is not None:
                 return Difference(name, at, float(want[name][at]), float(got[name][at]), inputs)
     return None
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    return next(new for n in range(len(taken) + 1) if (new := f"{name}_{n}") not in taken)
 
 
 def compare_models(first: Model, second: Model, budget: float = 60.0, parts: bool = False) -> Verdict:
@@ -290,6 +326,7 @@ class _Comparison:
     pairs: list[ValuePair] = field(default_factory=list)
     is_proved: bool = False
     difference: Difference | None = None
+    agreement: float | None = None
     nodes: tuple[str, str] = ("", "")
     why: str = ""
 
@@ -301,14 +338,15 @@ class _Comparison:
         if is_first:
             self._prove(sweep)
         if not self.is_proved:
-            self.difference = find_difference(*self.models, self.outputs, stop=self.stop)
+            self.difference, self.agreement = find_difference(*self.models, self.outputs, stop=self.stop)
         if not is_first and (self.difference is None or self.parts):
             self._prove(sweep)
         if self.difference is not None:
             self.nodes, self.why = sweep.first_difference()
 
     def _prove(self, sweep: Sweep) -> None:
-        self.pairs.extend(sweep.run())
+        # Outputs that differ are no reason to raise the limits.
+        self.pairs.extend(sweep.run() if self.difference else sweep.run(self.outputs))
         self.is_proved = all(sweep.are_equal(mine, theirs) for mine, theirs in self.outputs.items())
 
     def verdict(self, seconds: float, late: str) -> Verdict:
@@ -321,21 +359,26 @@ class _Comparison:
             is_rounded = kind == "rounded" or any(each.error for each in folded)
             return Verdict("rounded" if is_rounded else "proved", pairs, folded, seconds, models=self.models)
         nodes, why = self.sweep.first_undecided() if self.sweep else (("", ""), "no values were compared")
-        return Verdict("unknown", pairs, folded, seconds, None, nodes, late + why, self.models)
+        late += "a larger budget may decide it; " if late else ""
+        why += "" if late else "; --html shows which values are proved; parts of the models may be compared alone"
+        return Verdict(
+            "unknown", pairs, folded, seconds, None, nodes, late + why, self.models, agreement=self.agreement
+        )
 
 
 def find_difference(
     first: Model, second: Model, outputs: Mapping[str, str], seconds: float = 5.0, stop: float = inf
-) -> Difference | None:
-    """Return the largest difference of the *outputs* on random inputs; None if it may be rounding.
+) -> tuple[Difference | None, float]:
+    """Return the largest difference of the *outputs* on random inputs, None if it may be rounding, and its size.
 
-    Two inputs are tried, and more for at most *seconds*; they have different magnitudes.  Raises TimeoutError at
-    *stop*, a time of ``perf_counter``.
+    The size is relative to the largest element of an output.  Two inputs are tried, and more for at most *seconds*;
+    they have different magnitudes.  Raises TimeoutError at *stop*, a time of ``perf_counter``.
     """
     start = perf_counter()
     inputs = match_interface("input", first.inputs, second.inputs)
     exact, other = (open_session(model.original, 1, adjust=without_optimisations) for model in (first, second))
     fast = open_session(first.original, 1)
+    largest = 0.0
     for seed in range(MAX_DRAWS):
         if seed > 1 and perf_counter() - start > seconds:
             break
@@ -348,21 +391,27 @@ def find_difference(
         theirs = {inputs[name]: array for name, array in feeds.items()}
         got = dict(zip(outputs, run_session(other, list(outputs.values()), theirs, stop), strict=True))
         for name in outputs:
+            if want[name].size and want[name].dtype.kind in "fiub":
+                distance = float(_distances(want[name], got[name]).max())
+                largest = max(largest, distance / (_largest_finite(want[name]) or 1.0))
             at = _differing_element(want[name], again[name], got[name])
             if at is not None:
-                return Difference(name, at, float(want[name][at]), float(got[name][at]), feeds)
-    return None
+                return Difference(name, at, float(want[name][at]), float(got[name][at]), feeds), largest
+    return None, largest
 
 
 def _differing_element(want: Array, again: Array, got: Array) -> tuple[int, ...] | None:
     """The element in which *got* differs most from *want*, more than the same computation *again* does."""
     if not want.size or want.dtype.kind not in "fiub":
         return None
-    size = np.abs(want[np.isfinite(want)].astype(np.float64)).max(initial=0)
-    limit = max(NOISE_FACTOR * _distances(want, again).max(), LEAST_DIFFERENCE * size)
+    limit = max(NOISE_FACTOR * _distances(want, again).max(), LEAST_DIFFERENCE * _largest_finite(want))
     apart = _distances(want, got)
     worst = np.unravel_index(int(np.argmax(apart)), apart.shape)
     return tuple(map(int, worst)) if apart[worst] > limit else None
+
+
+def _largest_finite(array: Array) -> float:
+    return float(np.abs(array[np.isfinite(array)].astype(np.float64)).max(initial=0))
 
 
 def _distances(a: Array, b: Array) -> Array:

@@ -7,6 +7,7 @@ from os import PathLike
 from time import perf_counter
 from typing import TypeAlias
 
+from einnet_explore.analysis.equations import with_interface_of
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import Program
 from einnet_explore.rules import Derivation
@@ -98,11 +99,13 @@ def path(first: ProgramLike, second: ProgramLike, budget: float = 20.0) -> Progr
 
     Both are programs, or paths of ``.ein`` files.
     The search takes at most *budget* seconds, or until Ctrl-C; a shorter path is looked for as long as the first one
-    took.  Inputs and outputs correspond by name.  Programs that differ are told at once, with a counterexample.  In a
-    session on *first*, ``session.goto(found.derivation)`` shows the steps.  Raises Refused if inputs or outputs differ.
+    took.  Inputs and outputs correspond by name, or by position if no name is common.  Programs that differ are
+    reported at once, with a counterexample.  In a session on *first*, ``session.goto(found.derivation)`` shows the
+    steps.  Raises Refused if inputs or outputs differ.
     """
     began = perf_counter()
     first, second = (each if isinstance(each, Program) else load_text(each) for each in (first, second))
+    second = with_interface_of(second, first)
     search = PathSearch(first, second)
     whole = certify(first, second)
     found = None if whole.kind == "false" else run_for(search, budget)
