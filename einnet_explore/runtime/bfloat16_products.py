@@ -7,13 +7,11 @@ constant ones once.  Each product of two is exact in float32.  The instruction t
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import files
 from math import prod
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -45,12 +43,12 @@ from einnet_explore.ir import (
     map_accesses,
     mul,
 )
-from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import Array, Arrays
-from einnet_explore.runtime.c_kernels import EOPERATOR_FLAGS, NATIVE, VECTOR_MATH_DECLARATIONS
+from einnet_explore.runtime.c_kernels import VECTOR_MATH_DECLARATIONS
 from einnet_explore.runtime.integer_products import (
     MAX_PRODUCTS,
     MIN_SHARED_PRODUCTS,
+    CompiledText,
     OperandRead,
     offsets,
     points,
@@ -159,7 +157,7 @@ class PackedOperand:
 
 
 @dataclass(frozen=True)
-class Bfloat16Kernel:
+class Bfloat16Kernel(CompiledText):
     """A kernel for sums of products: *rows* times *columns*, of which those in *packed* never change.
 
     The results of product `n`, row `i` and column `j` are at ``places[n] + i by_row + j``.  *epilogue* is applied to
@@ -319,26 +317,6 @@ class Bfloat16Kernel:
                 yield f"    {line}"
         yield f"    for (int c = 0; c < columns; c++) {{ {' '.join(varying)} y[c] = {value}; }}"
         yield "}"
-
-    @cached_property
-    def key(self) -> str:
-        """The key of the compiled kernel in the cache directory."""
-        parts = (self.text, *EOPERATOR_FLAGS, *compiled.compilation_target()[1:], compiled.c_compiler())
-        return "i" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:39]
-
-    @cached_property
-    def function(self) -> compiled.CompiledFunction:
-        """The compiled function; raises BackendError where there is no C compiler, or its first run fails."""
-        compiled.use_threads(self.threads)
-        known = compiled.load_stored(self.key)
-        if known is not None:
-            return known
-        return compiled.build_c(self.text, self.key, list(zip(self.shapes, self.dtypes, strict=True)), EOPERATOR_FLAGS)
-
-    def write_object(self, path: Path, name: str, cpu: str) -> None:
-        """Compile to an object file; raises BackendError as ``function`` does."""
-        flags = [flag for flag in EOPERATOR_FLAGS if flag != NATIVE]
-        compiled.write_c_object(self.text, path, name, [*flags, f"-march={cpu}"])
 
 
 def _operand(

@@ -17,6 +17,7 @@ are apart, as channels are in images, from a copy with padding in which four of 
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -148,8 +149,49 @@ class ByteOperand:
         return found
 
 
+class CompiledText(ABC):
+    """A kernel in C whose *text*, *shapes* and *dtypes* a subclass makes, for some *threads*."""
+
+    threads: int
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """The C source."""
+
+    @property
+    @abstractmethod
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the arguments, the result last."""
+
+    @property
+    @abstractmethod
+    def dtypes(self) -> tuple[str, ...]:
+        """The element types of the arguments."""
+
+    @cached_property
+    def key(self) -> str:
+        """The key of the compiled kernel in the cache directory."""
+        parts = (self.text, *EOPERATOR_FLAGS, *compiled.compilation_target()[1:], compiled.c_compiler())
+        return "i" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:39]
+
+    @cached_property
+    def function(self) -> compiled.CompiledFunction:
+        """The compiled function; raises BackendError where there is no C compiler, or its first run fails."""
+        compiled.use_threads(self.threads)
+        known = compiled.load_stored(self.key)
+        if known is not None:
+            return known
+        return compiled.build_c(self.text, self.key, list(zip(self.shapes, self.dtypes, strict=True)), EOPERATOR_FLAGS)
+
+    def write_object(self, path: Path, name: str, cpu: str) -> None:
+        """Compile to an object file; raises BackendError as ``function`` does."""
+        flags = [flag for flag in EOPERATOR_FLAGS if flag != NATIVE]
+        compiled.write_c_object(self.text, path, name, [*flags, f"-march={cpu}"])
+
+
 @dataclass(frozen=True)
-class IntegerProduct:
+class IntegerProduct(CompiledText):
     """A kernel for sums of products of bytes: *rows* times *columns*, of which those in *packed* never change.
 
     The results of product `n`, row `i` and column `j` are at ``places[n] + i by_row + j by_column``.  Steps of rows
@@ -344,26 +386,6 @@ class IntegerProduct:
     def pitch(self) -> int:
         """Elements from one row of results to the next where the epilogue writes them."""
         return self.by_row if self.by_column == 1 else self.width
-
-    @cached_property
-    def key(self) -> str:
-        """The key of the compiled kernel in the cache directory."""
-        parts = (self.text, *EOPERATOR_FLAGS, *compiled.compilation_target()[1:], compiled.c_compiler())
-        return "i" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:39]
-
-    @cached_property
-    def function(self) -> compiled.CompiledFunction:
-        """The compiled function; raises BackendError where there is no C compiler, or its first run fails."""
-        compiled.use_threads(self.threads)
-        known = compiled.load_stored(self.key)
-        if known is not None:
-            return known
-        return compiled.build_c(self.text, self.key, list(zip(self.shapes, self.dtypes, strict=True)), EOPERATOR_FLAGS)
-
-    def write_object(self, path: Path, name: str, cpu: str) -> None:
-        """Compile to an object file; raises BackendError as ``function`` does."""
-        flags = [flag for flag in EOPERATOR_FLAGS if flag != NATIVE]
-        compiled.write_c_object(self.text, path, name, [*flags, f"-march={cpu}"])
 
 
 @dataclass(frozen=True)
