@@ -52,16 +52,16 @@ def test_commands_and_python_of_the_tour_run(tmp_path: Path) -> None:
     environment["PATH"] = os.pathsep.join((str(command.parent), environment["PATH"]))
     said = ""
     for script in blocks(FIRST_STEPS, "sh tour"):
-        shorter = script.replace(
-            "--threads 1", "--threads 1 --budget 3"
-        )  # the reader's patience is longer than a test's
+        # The reader's patience is longer than a test's.
+        shorter = script.replace("--threads 1", "--threads 1 --budget 5")
         done = subprocess.run(
             ["sh", "-e", "-c", shorter], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
         said += done.stdout
-    for expected in (r"\mathop{\mathbf{L}}", "summation_splitting", "Matmul(", "conv.json: proved", "largest error"):
+    for expected in (r"\mathop{\mathbf{L}}", "summation_splitting", "Matmul(", "conv.json: proved"):
         assert expected in said
+    assert "largest error" in said or "nothing gained" in said  # on a busy machine, in so short a time
     said = ""
     for script in blocks(FIRST_STEPS, "python tour"):
         done = subprocess.run(
