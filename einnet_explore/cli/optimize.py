@@ -10,7 +10,7 @@ from pathlib import Path
 
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
-from einnet_explore.cli.optimize_sizes import check_outputs, run_optimize_sizes
+from einnet_explore.cli.optimize_sizes import check_outputs, run_optimize_sizes, write_bundle, write_model
 from einnet_explore.cli.output import (
     INTERRUPTED,
     NO,
@@ -25,9 +25,8 @@ from einnet_explore.cli.output import (
 )
 from einnet_explore.cli.values import parse_ranged_shapes
 from einnet_explore.onnx_import.size_ranges import are_single
-from einnet_explore.pipeline.bundle import README
 from einnet_explore.pipeline.given_inputs import given_inputs
-from einnet_explore.pipeline.optimised import ORIGINAL_FILE, Optimised
+from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.optimiser import Optimiser, make_settings, read_model
 from einnet_explore.pipeline.selection import selection_seconds
 from einnet_explore.strategies.candidate import save_record
@@ -117,7 +116,7 @@ def _write_outputs(arguments: argparse.Namespace, fast: Optimised, report: JsonO
     """Write every requested output; return the errors of those that could not be written."""
     outputs: list[tuple[str | None, Callable[[str], None]]] = [
         (arguments.output, lambda path: _write_model(path, fast)),
-        (arguments.bundle, lambda path: _write_bundle(path, fast)),
+        (arguments.bundle, lambda path: write_bundle(path, fast)),
         (arguments.html, lambda path: save_file(path, _report_page(fast))),
         (arguments.certificates, lambda path: _write_records(path, fast)),
         (arguments.json, lambda path: _write_report(path, fast, report, selection_seconds(arguments.budget))),
@@ -127,17 +126,9 @@ def _write_outputs(arguments: argparse.Namespace, fast: Optimised, report: JsonO
 
 def _write_model(path: str, fast: Optimised) -> None:
     """Write the optimised model, and report the derivations that the file lacks."""
-    save_file(path, fast.onnx_bytes())
-    if not fast.replacements:
-        say(f"{path}: the original model: {ORIGINAL_FILE}")
+    write_model(path, fast)
     if lacks := fast.exported.lacks(sum(part.kept for part in fast.bundled.parts)):
         say(f"{path}: {lacks}")
-
-
-def _write_bundle(path: str, fast: Optimised) -> None:
-    """Write the bundle, and report how to use it."""
-    fast.save_bundle(path)
-    say(f"saved the bundle {path}: {Path(path) / README} says how to run it")
 
 
 def _write_report(path: str, fast: Optimised, report: JsonObject, seconds: float) -> None:

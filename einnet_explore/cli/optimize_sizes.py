@@ -23,7 +23,7 @@ from einnet_explore.cli.output import (
 )
 from einnet_explore.onnx_import.size_ranges import RangedShapes, read_ranges
 from einnet_explore.pipeline.bundle import README, check_bundle_folder
-from einnet_explore.pipeline.optimised import ORIGINAL_FILE
+from einnet_explore.pipeline.optimised import ORIGINAL_FILE, Optimised
 from einnet_explore.pipeline.optimised_sizes import OptimisedSizes
 from einnet_explore.pipeline.size_optimiser import SizeOptimiser
 from einnet_explore.pipeline.tuning_context import Settings
@@ -90,8 +90,8 @@ def _result(work: SizeOptimiser) -> OptimisedSizes:
 def _write_outputs(arguments: argparse.Namespace, fast: OptimisedSizes) -> list[Exception]:
     """Write every requested output; return the errors of those that could not be written."""
     outputs: list[tuple[str | None, Callable[[str], None]]] = [
-        (arguments.output, lambda path: _write_model(path, fast)),
-        (arguments.bundle, lambda path: _write_bundle(path, fast)),
+        (arguments.output, lambda path: write_model(path, fast)),
+        (arguments.bundle, lambda path: write_bundle(path, fast)),
         (
             arguments.html,
             lambda path: save_file(path, html_page(f"optimised: {fast.model.path}", [fast._repr_html_()])),
@@ -102,13 +102,15 @@ def _write_outputs(arguments: argparse.Namespace, fast: OptimisedSizes) -> list[
     return write_outputs(outputs, BackendError, EncodeError)
 
 
-def _write_model(path: str, fast: OptimisedSizes) -> None:
+def write_model(path: str, fast: Optimised | OptimisedSizes) -> None:
+    """Write the optimised model, and say so if it is the original."""
     save_file(path, fast.onnx_bytes())
     if not fast.replacements:
         say(f"{path}: the original model: {ORIGINAL_FILE}")
 
 
-def _write_bundle(path: str, fast: OptimisedSizes) -> None:
+def write_bundle(path: str, fast: Optimised | OptimisedSizes) -> None:
+    """Write the bundle, and report how to use it."""
     fast.save_bundle(path)
     say(f"saved the bundle {path}: {Path(path) / README} says how to run it")
 

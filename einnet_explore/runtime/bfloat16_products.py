@@ -13,7 +13,6 @@ from functools import cached_property
 from importlib.resources import files
 from math import prod
 
-import ml_dtypes
 import numpy as np
 
 from einnet_explore.analysis.flattening import row_major_strides
@@ -49,7 +48,7 @@ from einnet_explore.runtime.integer_products import (
     MAX_PRODUCTS,
     MIN_SHARED_PRODUCTS,
     CompiledText,
-    OperandRead,
+    ProductOperand,
     offsets,
     points,
     read_operand,
@@ -113,50 +112,6 @@ def _bfloat16_read(factor: Scalar) -> Access | None:
 
 
 @dataclass(frozen=True)
-class PackedOperand:
-    """Elements of a tensor: those of row or column `i` and step `s` are at ``start + outer[i] + steps[s]``.
-
-    *starts* are those of distinct matrices, and *numbers* say which one each product takes.  Where a read is outside of
-    the tensor, *pads* are elements before and after each dimension, of *value*, and places are those of a padded copy.
-    """
-
-    tensor: str
-    shape: tuple[int, ...]
-    dtype: str
-    starts: tuple[int, ...]
-    numbers: tuple[int, ...]
-    outer: Array
-    steps: Array
-    pads: tuple[tuple[int, int], ...] = ()
-    value: int = 0
-
-    @property
-    def stored(self) -> str:
-        """The NumPy type of its elements as the kernel takes them: bfloat16 is its bits."""
-        return {"bfloat16": "uint16"}.get(self.dtype, self.dtype)
-
-    @property
-    def has_packed_steps(self) -> bool:
-        """Whether the elements of a sum are next to one another."""
-        return bool((np.diff(self.steps) == 1).all())
-
-    @property
-    def padded_shape(self) -> tuple[int, ...]:
-        """The shape of the padded copy; empty without one."""
-        return tuple(before + n + after for n, (before, after) in zip(self.shape, self.pads, strict=False))
-
-    def matrices(self, array: Array) -> Array:
-        """All matrices of *array*, as [matrix, row or column, step], in ``uint16``."""
-        held = array.reshape(self.shape)
-        held = np.pad(held, self.pads, constant_values=self.value) if self.pads else held
-        held = held.astype(ml_dtypes.bfloat16) if self.dtype == FLOAT32 else held
-        places = np.asarray(self.starts)[:, None, None] + self.outer[:, None] + self.steps
-        flat: Array = np.ascontiguousarray(held).view(np.uint16).reshape(-1)
-        found: Array = flat[places]
-        return found
-
-
-@dataclass(frozen=True)
 class Bfloat16Kernel(CompiledText):
     """A kernel for sums of products: *rows* times *columns*, of which those in *packed* never change.
 
@@ -165,8 +120,8 @@ class Bfloat16Kernel(CompiledText):
     """
 
     scope: Scope
-    rows: PackedOperand
-    columns: PackedOperand
+    rows: ProductOperand
+    columns: ProductOperand
     packed: frozenset[str]
     places: tuple[int, ...]
     by_row: int
@@ -198,7 +153,7 @@ class Bfloat16Kernel(CompiledText):
                 made += [(name, None), (name, operand.outer), (name, operand.steps)]
         return [*made, *((t.name, None) for t in self.sides)]
 
-    def _pack(self, operand: PackedOperand, array: Array) -> Array:
+    def _pack(self, operand: ProductOperand, array: Array) -> Array:
         """The elements of a constant *operand* in the layout of the kernel."""
         given = operand.matrices(array)
         count, size, steps = given.shape
@@ -261,7 +216,7 @@ class Bfloat16Kernel(CompiledText):
             "PRODUCTS_ALL": len(self.places),
             "PACKED_ROWS": int(self.rows.tensor in self.packed),
             "PACKED_COLUMNS": int(columns.tensor in self.packed),
-            "ROW_STEPS_PACKED": int(self.rows.has_packed_steps),
+            "ROW_STEPS_PACKED": int((np.diff(self.rows.steps) == 1).all()),
             "SHARED": int(self.shared),
             "PAD": int(is_padded),
             "PADDED_SIZE": prod(shape) if is_padded else 0,
@@ -319,27 +274,6 @@ class Bfloat16Kernel(CompiledText):
         yield "}"
 
 
-def _operand(
-    read: OperandRead, outer: Sequence[Iterator], steps: Sequence[Iterator], batch: Sequence[Iterator]
-) -> PackedOperand:
-    """The operand whose rows or columns are the points of *outer*, in products that are those of *batch*."""
-    firsts = [int(at) for at in read.start + offsets(read.by, batch)]
-    starts = tuple(dict.fromkeys(firsts))
-    source = read.access.source
-    assert isinstance(source, Tensor)
-    return PackedOperand(
-        read.layout.source,
-        read.layout.shape,
-        source.dtype,
-        starts,
-        tuple(map(starts.index, firsts)),
-        offsets(read.by, outer),
-        offsets(read.by, steps),
-        read.pads,
-        int(source.value),
-    )
-
-
 def bfloat16_kernel(
     found: Bfloat16Product, constants: Iterable[str], views: Mapping[str, Scope], threads: int = 1
 ) -> Bfloat16Kernel | None:
@@ -363,7 +297,8 @@ def bfloat16_kernel(
     if prod(x.extent for x in batch) > MAX_PRODUCTS:
         return None
     at = (sum(n * places[x] for n, x in zip(point, batch, strict=True)) for point in points(batch))
-    a, b = _operand(first, rows, product.k, batch), _operand(second, columns, product.k, batch)
+    a = first.operand(rows, offsets(first.by, product.k), batch)
+    b = second.operand(columns, offsets(second.by, product.k), batch)
     if max(prod(a.shape), prod(b.shape), prod(b.padded_shape), prod(scope.shape)) > MAX_ELEMENTS:
         return None
     packed = frozenset({a.tensor, b.tensor} & set(constants)) if a.tensor != b.tensor else frozenset[str]()

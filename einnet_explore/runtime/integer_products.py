@@ -27,6 +27,7 @@ from itertools import product as cartesian
 from math import prod
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
@@ -42,7 +43,7 @@ from einnet_explore.codegen.language.values import type_of
 from einnet_explore.codegen.preparation import prepare
 from einnet_explore.codegen.product_epilogue import ProductEpilogue
 from einnet_explore.codegen.sum_of_products import split_epilogue
-from einnet_explore.ir import Access, Iterator, Scalar, Scope, Tensor, as_index, element_type
+from einnet_explore.ir import FLOAT32, Access, Iterator, Scalar, Scope, Tensor, as_index, element_type
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import Array, Arrays
 from einnet_explore.runtime.c_kernels import EOPERATOR_FLAGS, NATIVE, VECTOR_MATH_DECLARATIONS
@@ -105,8 +106,8 @@ class LineCopy:
 
 
 @dataclass(frozen=True)
-class ByteOperand:
-    """Bytes of a tensor: those of row or column `i` and step `s` are at ``start + outer[i] + steps[s]``.
+class ProductOperand:
+    """Elements of a tensor: those of row or column `i` and step `s` are at ``start + outer[i] + steps[s]``.
 
     *starts* are those of distinct matrices, and *numbers* say which one each product takes.  Where a read is outside of
     the tensor, *pads* are elements before and after each dimension, of *value*, and places are those of a padded copy.
@@ -115,7 +116,7 @@ class ByteOperand:
 
     tensor: str
     shape: tuple[int, ...]
-    is_signed: bool
+    dtype: str
     starts: tuple[int, ...]
     numbers: tuple[int, ...]
     outer: Array
@@ -124,13 +125,23 @@ class ByteOperand:
     value: int = 0
 
     @property
+    def is_signed(self) -> bool:
+        """Whether its integers may be negative."""
+        return self.dtype == "int8"
+
+    @property
+    def stored(self) -> str:
+        """The NumPy type of its elements as kernels take them: bytes are unsigned, bfloat16 is its bits."""
+        return {"int8": "uint8", "bfloat16": "uint16"}.get(self.dtype, self.dtype)
+
+    @property
     def depth(self) -> int:
         """The number of steps that add something."""
         return int(np.count_nonzero(self.steps >= 0))
 
     @property
     def spacing(self) -> int:
-        """2 if most bytes of a step are two apart; else 1."""
+        """2 if most elements of a step are two apart; else 1."""
         apart = np.diff(self.outer)
         return 2 if np.count_nonzero(apart == 2) > np.count_nonzero(apart == 1) else 1
 
@@ -140,11 +151,15 @@ class ByteOperand:
         return tuple(before + n + after for n, (before, after) in zip(self.shape, self.pads, strict=False))
 
     def matrices(self, array: Array) -> Array:
-        """All matrices of *array*, as [matrix, row or column, step], in ``uint8``; zeros where a step is negative."""
+        """All matrices of *array*, as [matrix, row or column, step], in their bits.
+
+        Elements of ``float32`` are rounded to bfloat16.  Where a step is negative, they mean nothing.
+        """
         held = array.reshape(self.shape)
         held = np.pad(held, self.pads, constant_values=self.value) if self.pads else held
+        held = held.astype(ml_dtypes.bfloat16) if self.dtype == FLOAT32 else held
         places = np.asarray(self.starts)[:, None, None] + self.outer[:, None] + np.maximum(self.steps, 0)
-        flat: Array = np.ascontiguousarray(held).view(np.uint8).reshape(-1)
+        flat: Array = np.ascontiguousarray(held).view(f"uint{8 * held.itemsize}").reshape(-1)
         found: Array = flat[places]
         return found
 
@@ -199,8 +214,8 @@ class IntegerProduct(CompiledText):
     """
 
     scope: Scope
-    rows: ByteOperand
-    columns: ByteOperand
+    rows: ProductOperand
+    columns: ProductOperand
     packed: frozenset[str]
     places: tuple[int, ...]
     by_row: int
@@ -227,7 +242,7 @@ class IntegerProduct(CompiledText):
                 made += [(name, None), (name, operand.outer), (name, operand.steps[: self._table_size(operand)])]
         return [*made, *((name, None) for name in self.epilogue.inputs)]
 
-    def _table_size(self, operand: ByteOperand) -> int:
+    def _table_size(self, operand: ProductOperand) -> int:
         """The number of steps whose places the kernel reads: one for four where rows have them together."""
         if operand is self.rows and self.mode in (RowMode.IN_PLACE, RowMode.INTERLEAVED):
             return len(operand.steps)
@@ -245,7 +260,7 @@ class IntegerProduct(CompiledText):
         vectors = (4, 3, 2, 1) if self.columns.tensor in self.packed else (4, 2)
         return _LANES * min(vectors, key=lambda v: -(-n // (_LANES * v)) * v)
 
-    def _pack(self, operand: ByteOperand, array: Array) -> tuple[Array, Array]:
+    def _pack(self, operand: ProductOperand, array: Array) -> tuple[Array, Array]:
         """The elements of a constant *operand* in the layout of the kernel, and their sums."""
         flip, _ = self._flips[operand is self.columns]
         signed = np.int8 if (operand is self.rows) == self._unsigned_columns else np.uint8
@@ -260,7 +275,7 @@ class IntegerProduct(CompiledText):
             full = np.ascontiguousarray(by_group.transpose(0, 1, 3, 2, 4))
         return full.reshape(-1), sums.reshape(-1)
 
-    def _packed_size(self, operand: ByteOperand) -> int:
+    def _packed_size(self, operand: ProductOperand) -> int:
         size = len(operand.outer)
         return size if operand is self.rows else -(-size // self.width) * self.width
 
@@ -409,9 +424,10 @@ class OperandRead:
     by: Mapping[Iterator, int] = field(init=False)
 
     @property
-    def is_signed(self) -> bool:
-        """Whether bytes are signed."""
-        return isinstance(self.access.source, Tensor) and self.access.source.dtype == "int8"
+    def dtype(self) -> str:
+        """The element type of the tensor."""
+        assert isinstance(self.access.source, Tensor)
+        return self.access.source.dtype
 
     def __post_init__(self) -> None:
         shape = tuple(b + n + a for n, (b, a) in zip(self.layout.shape, self.pads, strict=False))
@@ -428,17 +444,17 @@ class OperandRead:
 
     def operand(
         self, outer: Sequence[Iterator], steps: Array, batch: Sequence[Iterator], copy: _Copy | None = None
-    ) -> ByteOperand:
+    ) -> ProductOperand:
         """The operand whose rows or columns are the points of *outer*, in products that are those of *batch*."""
         by, start = (self.by, self.start) if copy is None else (copy.by, copy.start)
         firsts = [int(at) for at in start + offsets(by, batch)]
         starts = tuple(dict.fromkeys(firsts))
         source = self.access.source
         assert isinstance(source, Tensor)
-        return ByteOperand(
+        return ProductOperand(
             self.layout.source,
             self.layout.shape,
-            self.is_signed,
+            self.dtype,
             starts,
             tuple(map(starts.index, firsts)),
             offsets(by, outer),
@@ -614,7 +630,13 @@ def _oriented(
     batch = (*product.batch, *outer_rows, *outer_columns)
     if (by_column != 1 and b.layout.source not in known) or prod(x.extent for x in batch) > MAX_PRODUCTS:
         return None
-    found = _row_steps(a, product.k, a.layout.source in known, b.layout.source in known, a.is_signed == b.is_signed)
+    found = _row_steps(
+        a,
+        product.k,
+        a.layout.source in known,
+        b.layout.source in known,
+        a.dtype == b.dtype,
+    )
     if found is None:
         return None
     mode, order, together, copy = found
