@@ -19,7 +19,7 @@ from tests.lab_kit import ROOT, Lab, Visit, browser, laboratory, marimo, page_of
 from tests.widgets_kit import told
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
-pytest.importorskip("playwright", reason="the Python package playwright is not installed")
+api = pytest.importorskip("playwright.sync_api", reason="the Python package playwright is not installed")
 pytest.importorskip("jupyterlab", reason="JupyterLab is not installed")
 pytest.importorskip("anywidget", reason="anywidget is not installed")
 if browser() is None:
@@ -54,6 +54,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Generator[Lab]:
         yield opened
 
 
+expect = api.expect
+"""Waits, as the page may be redrawn after what it answers."""
 _names = (f"explorer{n}.ipynb" for n in count())
 
 
@@ -114,7 +116,7 @@ def test_a_derivation_by_mouse_alone(lab: Lab) -> None:
             row = page.locator(f'.ein-match[data-rule={rule}][data-at="{at}"]', has_text=says).first
             row.hover()
             page.locator(".ein-preview .katex").first.wait_for()
-            assert page.locator(".ein-main [data-mark=old], .ein-preview [data-mark=new]").count()
+            expect(page.locator(".ein-main [data-mark=old], .ein-preview [data-mark=new]")).not_to_have_count(0)
             row.click()
             stands(visiting, n)
         page.locator(".ein-badge.proved").wait_for()
@@ -231,7 +233,7 @@ def test_two_explorers_a_restart_and_bad_use(lab: Lab) -> None:
         splits.first.locator(".ein-match").click()
         second.locator(".ein-node.here b", has_text="E1").wait_for()
         assert said(visiting, 2) == ["[1, 2]"]
-        assert first.locator(".ein-node").count() == 1
+        expect(first.locator(".ein-node")).to_have_count(1)
         page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.restartKernel()")
         visiting.run_all(60)
         page.wait_for_function("() => document.querySelectorAll('.ein-main .ein-formula').length === 2")
@@ -326,7 +328,7 @@ def test_a_page_is_interactive_without_a_kernel(lab: Lab, tmp_path: Path) -> Non
         page.locator(".ein-match", has_text="outer = r, s").first.click()
         page.locator(".ein-node.here b", has_text="E1").wait_for()
         page.get_by_role("button", name="Script").click()
-        assert "session.apply('operator_matching'" in page.locator(".ein-notice pre").inner_text()
+        expect(page.locator(".ein-notice pre")).to_contain_text("session.apply('operator_matching'")
         page.get_by_role("button", name="Copy").click()
         page.get_by_role("button", name="✓ Copied").wait_for()
         page.evaluate(
@@ -361,11 +363,11 @@ def test_a_search_is_read_and_steered_and_the_session_saved_and_opened(lab: Lab,
         page.locator(".ein-search .ein-facts", has_text="done").wait_for()
         page.locator("input[name=must_use][value=variable_substitution]:checked").wait_for()
         page.locator(".ein-plots > summary").click()
-        assert page.locator(".ein-plots figure").count() == 2  # nothing was measured
+        expect(page.locator(".ein-plots figure")).to_have_count(2)  # nothing was measured
         page.locator(".ein-plots circle.best").last.click()
         page.locator(".ein-detail b", has_text="state").wait_for()
         state = page.locator(".ein-plots circle.chosen").first.get_attribute("data-state")
-        assert page.locator(".ein-detail b").first.inner_text() == f"state {state}"
+        expect(page.locator(".ein-detail b").first).to_have_text(f"state {state}")
         page.locator(".ein-filter").fill('why:"does not use variable"')
         page.locator(".ein-count", has_text=re.compile(r"^[1-9]\d* of ")).wait_for()
         page.locator(".ein-filter").fill("")
@@ -395,9 +397,8 @@ def test_a_search_is_read_and_steered_and_the_session_saved_and_opened(lab: Lab,
             second.locator("input[type=file]").set_input_files(tmp_path / f"{name}.eins")
             second.locator(".ein-notice", has_text=says).wait_for()
         second.locator(".ein-pin", has_text="split").wait_for()
-        assert second.locator(".ein-tree").get_attribute("data-count") == page.locator(".ein-tree").first.get_attribute(
-            "data-count"
-        )
+        states = page.locator(".ein-tree").first.get_attribute("data-count")
+        expect(second.locator(".ein-tree")).to_have_attribute("data-count", states)
         pins, notes, nodes, runs, script = json.loads(said(visiting, 2)[-1])
         assert (pins, notes, nodes, runs) == ({"split": 1}, {"1": "r and s stay outside"}, 2, 1)
         assert "summation_splitting" in script
@@ -616,7 +617,7 @@ def test_the_tour_by_hand_runs_in_jupyterlab(lab: Lab) -> None:
         explorer.get_by_text("equal for every input").wait_for()
         explorer.get_by_role("button", name="Undo").click()
         explorer.locator(".ein-node.here b", has_text="E0").wait_for()
-        assert explorer.locator(".ein-node").count() == 2  # what was undone is a branch
+        expect(explorer.locator(".ein-node")).to_have_count(2)  # what was undone is a branch
 
         assert visiting.strangers == []
         assert visiting.errors == []

@@ -145,7 +145,8 @@ def test_the_built_module_runs_in_any_host_of_the_contract() -> None:
         host.locator(".ein").focus()
         page.keyboard.press("u")
         host.locator(".ein-node.here b", has_text="E0").wait_for()
-        assert host.locator(".ein-graph svg").count() and host.locator(".ein-notice.error").count() == 0
+        host.locator(".ein-graph svg").first.wait_for()
+        assert host.locator(".ein-notice.error").count() == 0
         fonts = page.frames[1].evaluate("() => [...document.fonts].filter(f => f.status === 'loaded').length")
         assert fonts  # from the module: nothing else may be loaded
         assert page.frames[1].evaluate("() => window.leave()") == 0
