@@ -268,7 +268,8 @@ class EmissionState:
 
     def scalar(self, step: FusedStep) -> Expr:
         """Return the body of *step* at this point."""
-        return lowering.lower_scalar(step.body, self._places, self._read, self.kind_of(step.name), self.wide)
+        kind = self.kind_of(step.name)
+        return lowering.lower_scalar(step.body, self._places, self._read, kind, self.wide, eager=True)
 
     def place(self, x: Iterator) -> Expr:
         """Return the value of *x* here."""

@@ -498,6 +498,13 @@ class ExpressionPrinter:
                 if kind == BOOL:
                     return f"{self.expr(arg, 7)} != 0", _PRECEDENCE["!="]
                 return f"({self.dialect.spell(kind)}){self.expr(arg, UNARY_PRECEDENCE)}", UNARY_PRECEDENCE
+            case Select(condition, yes, no, eager=True) if self.dialect is C:
+                said = ", ".join(map(self.expr, (condition, yes, no)))
+                word = self.dialect.spell(yes.type)
+                name = f"choose_{yes.type!r}"
+                # Arguments are evaluated, so that compilers need no masks for loads.
+                source = f"{word} {name}(int condition, {word} yes, {word} no) {{ return condition ? yes : no; }}"
+                return f"{self._helper(name, source)}({said})", _ATOM_PRECEDENCE
             case Select(condition, yes, no):
                 return f"{self.expr(condition, 1)} ? {self.expr(yes, 1)} : {self.expr(no)}", 0
             case Load(array, index):

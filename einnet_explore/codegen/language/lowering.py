@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import reduce
 from math import prod
 from typing import TypeAlias
 
 from einnet_explore.analysis.flattening import flat_address, row_major_strides
 from einnet_explore.analysis.indices import guard
+from einnet_explore.codegen.language.statements import walk_expression
 from einnet_explore.codegen.language.values import (
     BF16,
     BOOL,
@@ -17,8 +19,10 @@ from einnet_explore.codegen.language.values import (
     I32,
     I64,
     Array,
+    Call,
     Expr,
     Literal,
+    Select,
     Type,
     binary_operation,
     call,
@@ -81,15 +85,31 @@ def lower_index(what: Index, at: IteratorValues, kind: Type = I32) -> Expr:
 
 
 def lower_comparison(what: Compare, at: IteratorValues, kind: Type = I32) -> Expr:
-    """Return the truth of a comparison of indices."""
+    """Return the truth of a comparison of indices, in 32 bits where they suffice: vectors hold twice as many."""
+    kind = I32 if max(_magnitude(what.left), _magnitude(what.right)) < 1 << 31 else kind
     return binary_operation(what.op, lower_index(what.left, at, kind), lower_index(what.right, at, kind))
 
 
-def lower_scalar(body: Scalar, at: IteratorValues, read: ElementReader, kind: Type, wide: Type = I32) -> Expr:
+def _magnitude(what: Index) -> int:
+    """Return a bound of what ``lower_index`` computes on its way to *what*."""
+    total = abs(what.const)
+    for atom, k in what.terms:
+        match atom:
+            case Iterator(lo=lo, hi=hi):
+                total += abs(k) * max(abs(lo), abs(hi))
+            case Quotient(numerator, d) | Remainder(numerator, d):
+                total += abs(k) * (_magnitude(numerator) + 2 * numerator.lift(d) * d)
+    return total
+
+
+def lower_scalar(
+    body: Scalar, at: IteratorValues, read: ElementReader, kind: Type, wide: Type = I32, eager: bool = False
+) -> Expr:
     """Return *body* for iterators of the values *at*, in arithmetic of *kind*, with indices of *wide*.
 
-    A read that may leave its source's box is guarded. Raises Refused in integer arithmetic for a function without
-    integer values and for a constant that is not an integer.
+    A read that may leave its source's box is guarded; *eager* says that the others may be evaluated where they are not
+    chosen. Raises Refused in integer arithmetic for a function without integer values and for a constant that is not
+    an integer.
     """
 
     def go(e: Scalar) -> Expr:
@@ -106,13 +126,22 @@ def lower_scalar(body: Scalar, at: IteratorValues, read: ElementReader, kind: Ty
                 test = conjunction(*inside)
                 return element if test is None else select(test, element, literal(source.value, kind))
             case Apply("where", (Compare() as condition, yes, no)):
-                return select(go(condition), go(yes), go(no))
+                chosen = select(go(condition), go(yes), go(no))
+                return (
+                    replace(chosen, eager=True) if eager and isinstance(chosen, Select) and _cheap(chosen) else chosen
+                )
             case Apply(op, (arg,)) if op in ELEMENT_TYPES and is_exact_cast(e):
                 return go(arg)
             case Apply(op, args):
                 return lower_operator(op, tuple(go(a) for a in args))
 
     return go(body)
+
+
+def _cheap(chosen: Select) -> bool:
+    """True if both values can be computed as fast as one is chosen: no guarded reads, no functions."""
+    parts = [part for value in (chosen.yes, chosen.no) for part in walk_expression(value)]
+    return not any(isinstance(part, Call) or (isinstance(part, Select) and not part.eager) for part in parts)
 
 
 def _conditions(inside: Scalar, at: IteratorValues, wide: Type) -> list[Expr] | None:

@@ -402,8 +402,8 @@ def replace_expressions(expr: Expr, to: ExpressionRewrite) -> Expr:
             return Binary(op, *parts)
         case Call(name):
             return Call(name, tuple(parts))
-        case Select():
-            return Select(*parts)
+        case Select(eager=eager):
+            return Select(*parts, eager)
         case Load(array):
             return Load(array, *parts)
         case _:

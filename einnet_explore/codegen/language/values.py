@@ -353,11 +353,12 @@ class Call(Expr):
 
 @node
 class Select(Expr):
-    """*yes* if *condition* holds, else *no*; only the chosen one is evaluated."""
+    """*yes* if *condition* holds, else *no*; only the chosen one is evaluated, or both where *eager*."""
 
     condition: Expr
     yes: Expr
     no: Expr
+    eager: bool = False
 
     @property
     def type(self) -> Type:
