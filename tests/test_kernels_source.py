@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 import pytest
@@ -48,6 +49,7 @@ from einnet_explore.codegen.language.values import (
     Expr,
     LaunchIndex,
     Select,
+    Type,
     Unary,
     Var,
     binary_operation,
@@ -373,6 +375,27 @@ def test_a_read_that_is_never_inside_is_its_padding() -> None:
     i = Iterator("i", 5, 6)
     made = lower_scalar(Tensor("A", (4,), padding=((2, 2),), value=7)[(i,)], {}, _no_read, F32)
     assert made == literal(7.0)
+
+
+@pytest.mark.parametrize(("extent", "kind"), [(6, I32), (1 << 31, I64)])
+def test_positions_are_compared_in_32_bits_where_they_fit(extent: int, kind: Type) -> None:
+    i, j = Iterator("i", 0, 6), Iterator("j", 0, extent)
+    a = Array("a", F32, 6, const=True)
+    body = Apply("where", (Compare("<=", as_index(i), as_index(j)), Tensor("A", (6,))[(i,)], Const(-inf)))
+    at = {i: Var("i", I64), j: Var("j", I64)}
+    made = lower_scalar(body, at, lambda _, where: a[where[0]], F32, I64, eager=True)
+    assert isinstance(made, Select) and isinstance(made.condition, Binary)
+    assert made.condition.left.type == kind and made.eager
+
+
+def test_only_cheap_and_legal_reads_are_evaluated_where_they_are_not_chosen() -> None:
+    i = Iterator("i", 0, 6)
+    a = Array("a", F32, 4, const=True)
+    inside, outside = (Tensor("A", (n,), padding=((0, 6 - n),))[(i,)] for n in (6, 4))
+    for yes, eager in ((inside, True), (Apply("exp", (inside,)), False), (outside, False)):
+        body = Apply("where", (Compare("<", as_index(i), as_index(3)), yes, Const(0)))
+        made = lower_scalar(body, {i: Var("i")}, lambda _, where: a[where[0]], F32, eager=True)
+        assert isinstance(made, Select) and made.eager == eager
 
 
 def _no_read(*_: object) -> Expr:

@@ -403,7 +403,8 @@ def replace_expressions(expr: Expr, to: ExpressionRewrite) -> Expr:
         case Call(name):
             return Call(name, tuple(parts))
         case Select(eager=eager):
-            return Select(*parts, eager)
+            condition, yes, no = parts
+            return Select(condition, yes, no, eager)
         case Load(array):
             return Load(array, *parts)
         case _:
