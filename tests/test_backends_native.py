@@ -29,7 +29,7 @@ from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline.partition import split_model
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import find_variants
-from einnet_explore.rules import REDUCTION_GENERATION, Refused
+from einnet_explore.rules import REDUCTION_GENERATION, ROW_GENERATION, Refused
 from einnet_explore.runtime import c_kernels, compiled, implementation_choice, onnx_fragment
 from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.c_kernels import NativeSource
@@ -364,6 +364,14 @@ def test_reduction_generation_refuses() -> None:
         REDUCTION_GENERATION.rewrite(found.end, (0,), found.steps[-1].match.params)
     with pytest.raises(Refused, match="takes no parameters, found block"):
         REDUCTION_GENERATION.match(plain, (0,), block=1)
+
+
+def test_one_kernel_of_whole_rows_is_proposed_once() -> None:
+    found = fuse_vertically(known.softmax(4, 9), (REDUCTION_GENERATION,))
+    assert found is not None
+    fused = replace(found.end, equations=tuple(replace(e, via=None) for e in found.end.equations))
+    assert [*REDUCTION_GENERATION.propose(fused, (0,))] and not [*ROW_GENERATION.propose(fused, (0,))]
+    assert ROW_GENERATION.match(fused, (0,)).apply(fused)  # as recorded derivations may
 
 
 def test_a_normalisation_alone_is_a_subprogram() -> None:

@@ -580,7 +580,7 @@ def place_rule(
     law: str,
     rewrite: Callable[[Program, Path], Program],
     applies: str | Callable[[Path], str],
-    is_proposed: Callable[[Path], bool] = lambda _: True,
+    is_proposed: Callable[[Program, Path], bool] = lambda *_: True,
 ) -> Rule[None]:
     """Return a rule without parameters, proposed at paths that *is_proposed* admits and *rewrite* does not refuse.
 
@@ -593,7 +593,7 @@ def place_rule(
     law_at.__doc__, law_at.__module__ = rewrite.__doc__, _module(rewrite)
 
     def propose(program: Program, at: Path) -> Iterable[None]:
-        if is_proposed(at) and accepted(rewrite, program, at):
+        if is_proposed(program, at) and accepted(rewrite, program, at):
             yield None
 
     def explain(program: Program, at: Path) -> str:
