@@ -12,7 +12,8 @@ SITE_PACKAGES = $(VENV)/docs
 TOUR = notebooks/00_tour
 LAB_ARGS =
 PYTEST_ARGS =
-PYTEST = $(PY) -m pytest -n 2 --timeout 300 $(PYTEST_ARGS)
+# worksteal keeps the tests of a file in one process, so that they share what the file makes once.
+PYTEST = $(PY) -m pytest -n 2 --dist worksteal --timeout 300 $(PYTEST_ARGS)
 
 help:
 	@echo 'make lab       open the tour in JupyterLab (LAB_ARGS=... are passed to JupyterLab)'

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from fractions import Fraction
-from itertools import islice, permutations, product
+from itertools import chain, islice, permutations, product
 from math import gcd, inf, isqrt, prod
 from typing import Any, NamedTuple, TypeAlias
 
@@ -261,11 +261,15 @@ class Space:
         """*families* without those that add nothing; those that are added up over the same points are one."""
         if not reduce:
             return list(families)
-        total: dict[Any, Family] = {}
+        alike: dict[Any, list[Family]] = {}
         for f in families:
-            of: Any = len(total) if reduce != "sum" else (frozenset(f.summed), frozenset(map(name, f.where)))
-            total[of] = f._replace(value=collected((*total[of].value, *f.value))) if of in total else f
-        found = [f for f in total.values() if f.value != constant(NEUTRAL[reduce])]
+            of: Any = len(alike) if reduce != "sum" else (frozenset(f.summed), frozenset(map(name, f.where)))
+            alike.setdefault(of, []).append(f)
+        total = (
+            fs[0] if len(fs) == 1 else fs[-1]._replace(value=collected(chain.from_iterable(f.value for f in fs)))
+            for fs in alike.values()
+        )
+        found = [f for f in total if f.value != constant(NEUTRAL[reduce])]
         if sum(len(f.value) for f in found) > MOST:
             raise Beyond(f"a scope has more than {MOST} kinds of terms")
         return found

@@ -93,16 +93,20 @@ CASES = {
 
 Truth: TypeAlias = bool
 
+MAX_STATES = 200
+"""States of a search from which steps are taken; these have steps of every rule that all states have."""
+
 
 @cache
 def steps(case: str) -> tuple[Step, ...]:
-    """Every distinct step of both strategies on a case, in the order in which the searches come to it."""
+    """The distinct steps of the first states of both strategies on a case, in the order of the searches."""
     found: dict[tuple[str, Program, Program], Step] = {}
     for strategy, depth in (("best_first", 2), ("paper", 1)):
         options = Options(strategy, depth, patience=9, rules=(*RULES, *INTER_RULES))
         engine = Search(CASES[case], ee.program_seconds, options)
         for _ in engine.run():
-            pass
+            if len(engine.states) >= MAX_STATES:
+                break
         for state in engine.states:
             for step in engine.derivation(state.id).steps:
                 found.setdefault((step.match.rule.name, step.before, step.after), step)

@@ -249,7 +249,7 @@ def test_identities_of_reductions_and_their_mutants(name: str) -> None:
     (step,) = found.steps
     tried = [
         p
-        for p in (mutant(changed) for _, changed in chosen(step, 9 if name == "Laderman" else 24))
+        for p in (mutant(changed) for _, changed in chosen(step, {"Laderman": 9, "terms": 17}.get(name, 24)))
         if not right(before, p)
     ]
     assert len(tried) >= 7

@@ -16,7 +16,7 @@ import pytest
 import einnet_explore as ee
 import einnet_widgets
 from tests.lab_kit import ROOT, Lab, Visit, browser, laboratory, marimo, page_of
-from tests.widgets_kit import told
+from tests.widgets_kit import told, until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 api = pytest.importorskip("playwright.sync_api", reason="the Python package playwright is not installed")
@@ -200,18 +200,15 @@ def test_a_search_is_live_and_an_interrupt_stops_it(lab: Lab) -> None:
         assert running and states >= first
         page.locator(".ein-tree canvas").scroll_into_view_if_needed()
         page.locator(".ein-tree canvas").click(position={"x": 300, "y": 150})
-        page.wait_for_timeout(300)
         page.evaluate("() => jupyterapp.commands.execute('notebook:interrupt-kernel')")
-        page.locator(".ein-search .ein-facts", has_text="ended").wait_for(timeout=5000)
+        page.locator(".ein-search .ein-facts", has_text="ended").wait_for()  # long before the budget is over
         running, states = json.loads(said(visiting, 2)[-1])
         assert not running
         page.wait_for_function(f"{COUNT.replace('() => ', '() => ' + str(states) + ' === ')}")
         page.get_by_role("button", name="▶ Search").wait_for()
         page.locator(".ein-tree").focus()
         page.keyboard.press("ArrowDown")
-        page.locator(".ein-detail b", has_text="state 0").or_(
-            page.locator(".ein-detail b", has_text="state")
-        ).first.wait_for()
+        page.locator(".ein-detail b", has_text="state").first.wait_for()
         page.get_by_role("button", name="Pin").click()
         page.locator(".ein-notice", has_text="is #").wait_for()
 
@@ -257,8 +254,8 @@ def shows_saved(visiting: Visit) -> None:
     page = visiting.page
     saved = page.locator(".ein-saved")
     saved.get_by_text("summation_splitting").wait_for()
-    assert saved.locator("img").first.evaluate("it => it.complete && it.naturalWidth > 100")
-    assert page.get_by_text(LOST).filter(visible=True).count() == 0
+    assert saved.locator("img").first.evaluate("async it => { await it.decode(); return it.naturalWidth; }") > 100
+    expect(page.get_by_text(LOST).filter(visible=True)).to_have_count(0)
     assert page.locator(".ein").count() == 0
 
 
@@ -267,15 +264,15 @@ def test_a_saved_explorer_is_shown_as_it_was_when_its_kernel_is_gone(lab: Lab) -
         page, own = visiting.page, visiting.errors
         page.locator(".ein-match", has_text="outer = r, s").first.click()
         stands(visiting, 1)
-        page.wait_for_timeout(3000)  # longer than einnet_widgets.face.SAVE_SECONDS
         saved = page.locator(".ein-saved")
+        expect(saved).to_contain_text("summation_splitting")  # einnet_widgets.face.SAVE_SECONDS after the step
         assert saved.count() == 1 and not saved.is_visible()  # while the widget is alive
         page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")
         page.goto("about:blank")
         lab.end_kernels()
         visiting.open(lab.address, visiting.notebook)  # trusted, with a new kernel
         shows_saved(visiting)
-        assert page.locator(".jp-OutputArea-child").filter(visible=True).count() == 1
+        expect(page.locator(".jp-OutputArea-child").filter(visible=True)).to_have_count(1)
         assert [e for e in own if "model not found" not in e] == []
         own.clear()  # ipywidgets logs the missing model
         path = lab.folder / visiting.notebook
@@ -315,8 +312,9 @@ def test_a_page_is_interactive_without_a_kernel(lab: Lab, tmp_path: Path) -> Non
         page.get_by_role("button", name="Undo").click()
         page.locator(".ein-node.here b", has_text="E1").wait_for()
         page.locator('.ein-main [data-p="0.0"]').first.locator(".mop").first.click()
-        recorded = page.locator(".ein-match[data-rule=operator_matching]", has_text="Matmul").all()
-        assert all(row.get_attribute("data-at") == "0.0" for row in recorded)
+        page.wait_for_selector('.ein-main[data-at="0.0"]')
+        recorded = page.locator(".ein-match[data-rule=operator_matching]", has_text="Matmul")
+        expect(recorded.and_(page.locator(":not([data-at='0.0'])"))).to_have_count(0)
         page.locator(
             ".ein-match[data-rule=summation_splitting], .ein-match[data-rule=variable_substitution]"
         ).first.click()
@@ -373,11 +371,11 @@ def test_a_search_is_read_and_steered_and_the_session_saved_and_opened(lab: Lab,
         page.locator(".ein-filter").fill("")
         page.get_by_role("button", name="Forbid this edge").click()
         page.locator("fieldset", has_text="does not follow").get_by_text(f"to {state}").wait_for()
-        page.locator(".ein-tree").scroll_into_view_if_needed()
-        # Along each row of the tree, until a state is pointed at.
-        box = page.locator(".ein-tree canvas").bounding_box()
+        # Along the last row of the tree, until a state is pointed at.
+        canvas = page.locator(".ein-tree canvas")
+        box = canvas.bounding_box()
         for x in range(20, int(box["width"]) - 20, 12):
-            page.mouse.move(box["x"] + x, box["y"] + box["height"] - 34)
+            canvas.hover(position={"x": x, "y": box["height"] - 34})
             if page.locator(".ein-tree .ein-tip").is_visible():
                 break
         page.locator(".ein-tree .ein-tip .katex").first.wait_for()
@@ -484,7 +482,7 @@ def test_no_serious_fault_of_accessibility_in_either_theme_wide_or_narrow(lab: L
                 page.wait_for_timeout(300)  # the theme's colours and the columns come with the next frames
                 page.locator(".ein-match[data-rule=variable_substitution]").first.hover()
                 page.locator(".ein-preview .katex").first.wait_for()
-                assert bright(page) == (theme == "Light")
+                until(lambda light=theme == "Light": bright(page) == light)
                 side_by_side(page, width)
                 page.wait_for_timeout(100)
                 assert faults(page) == [], (theme, width)
@@ -569,8 +567,7 @@ def test_marimo_by_mouse_and_by_keyboard(lab: Lab, tmp_path: Path) -> None:
         page.locator(".ein-search .ein-facts", has_text="done").wait_for()
         page.locator(".ein-top tbody button").first.click()
         page.locator(".ein-detail b", has_text="state").wait_for()
-        fonts = page.evaluate("() => [...document.fonts].filter(f => f.family.includes('KaTeX')).map(f => f.status)")
-        assert "loaded" in fonts
+        page.wait_for_function("[...document.fonts].some(f => f.family.includes('KaTeX') && f.status === 'loaded')")
         ink = page.locator(".ein-badge.proved").evaluate("it => getComputedStyle(it).color")
         assert sum(map(int, re.findall(r"\d+", ink)[:3])) > 400  # bright on dark, inside a shadow root too
         page.locator(".alone .ein-graph svg").wait_for()
@@ -601,8 +598,8 @@ def test_the_tour_by_hand_runs_in_jupyterlab(lab: Lab) -> None:
         prompts = page.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts()
         assert [p.strip() for p in prompts] == [f"[{n}]:" for n in range(1, cells + 1)]
         assert page.locator(".jp-RenderedLatex mjx-merror").count() == 0
-        drawn = page.locator(".jp-RenderedSVG img").evaluate_all("all => all.map(it => it.complete && it.naturalWidth)")
-        assert drawn == [840]
+        drawn = "all => Promise.all(all.map(async it => { await it.decode(); return it.naturalWidth; }))"
+        assert page.locator(".jp-RenderedSVG img").evaluate_all(drawn) == [840]
         page.evaluate("() => window.jupyterapp.commands.execute('application:toggle-left-area')")
         page.locator("#jp-left-stack").wait_for()
         room = page.locator(".jp-RenderedSVG").evaluate_all("all => all.map(it => it.scrollWidth <= it.clientWidth)")
