@@ -48,8 +48,8 @@ from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline import tuning_task as contest_module
 from einnet_explore.pipeline.assembly import PlanForm
 from einnet_explore.pipeline.numerics import ErrorReport, report_errors
+from einnet_explore.pipeline.optimisation import OptimiserOptions
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.optimiser import make_settings as asked
 from einnet_explore.pipeline.subprogram import TunedSubprogram
 from einnet_explore.pipeline.tuning_context import OriginalRun, Settings
 from einnet_explore.pipeline.tuning_task import FoundVariants, Trial, Variant, find_variants
@@ -181,8 +181,8 @@ def test_numerics_bound_the_search() -> None:
 
 def test_unknown_numerics_level_is_refused() -> None:
     with pytest.raises(ValueError, match="numerics 'sloppy': expected one of exact, reassociate, approximate"):
-        asked("cpu", 1, 7, numerics="sloppy")
-    assert asked("cpu", 1, 7, numerics="exact").numerics == "exact"
+        _ = OptimiserOptions(numerics="sloppy").settings
+    assert OptimiserOptions(numerics="exact").settings.numerics == "exact"
 
 
 Arrays = Mapping[str, Any]

@@ -26,7 +26,7 @@ import einnet_explore as ee
 from einnet_explore.cli import main
 from einnet_explore.cost import CPU_DEFAULT, CostModel, program_seconds
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.pipeline.optimiser import optimize_model
+from einnet_explore.pipeline.optimisation import optimize_model
 from einnet_explore.pipeline.tuning_context import OriginalRun, Settings, TuningContext, TuningHistory
 from einnet_explore.pipeline.tuning_task import (
     PortableCost,

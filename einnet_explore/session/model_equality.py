@@ -42,7 +42,7 @@ from einnet_explore.pipeline.value_proofs import Sweep, ValuePair, match_interfa
 from einnet_explore.pipeline.value_samples import without_optimisations
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.session.comparison_graphs import side_by_side
-from einnet_explore.strategies.candidate import save_record
+from einnet_explore.strategies.candidate import save_records
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.json_values import JsonObject
 from einnet_explore.support.limits import interrupt_after
@@ -220,9 +220,9 @@ class Verdict(DisplayedAsTable):
         """
         where = Path(folder)
         where.mkdir(parents=True, exist_ok=True)
-        made = list(self._records())
-        for number, record in enumerate(made):
-            save_record(where / f"{number:04}.json", {"format": FORMAT, "version": VERSION, **record})
+        head: JsonObject = {"format": FORMAT, "version": VERSION}
+        made = {f"{number:04}": head | record for number, record in enumerate(self._records())}
+        save_records(where, made)
         return len(made)
 
     def _records(self) -> Iterable[JsonObject]:
