@@ -22,10 +22,11 @@ from einnet_explore.pipeline import optimised as attribution_module
 from einnet_explore.pipeline import plan as plan_module
 from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline.baseline import Baseline, random_model_inputs
+from einnet_explore.pipeline.model_sessions import open_session, run_session
 from einnet_explore.pipeline.optimisation import OptimiserOptions
 from einnet_explore.pipeline.optimised import ExportSelection, Optimised
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.plan import ExecutionPlan, build_plan, open_session, run_session
+from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
 from einnet_explore.pipeline.selection import (
     ELIMINATION_SECONDS,
     FORWARD_SELECTION_SECONDS,

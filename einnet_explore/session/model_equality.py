@@ -37,7 +37,7 @@ from einnet_explore.ir import Program
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.baseline import random_model_inputs
 from einnet_explore.pipeline.folded_weights import FoldedWeight
-from einnet_explore.pipeline.plan import open_session, run_session
+from einnet_explore.pipeline.model_sessions import open_session, run_session
 from einnet_explore.pipeline.value_proofs import Sweep, ValuePair, match_interface, open_sweep
 from einnet_explore.pipeline.value_samples import without_optimisations
 from einnet_explore.runtime.arrays import Array
