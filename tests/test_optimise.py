@@ -31,9 +31,10 @@ from einnet_explore.pipeline.given_inputs import given_inputs
 from einnet_explore.pipeline.optimisation import OptimiserOptions, optimize_model, parse_budget
 from einnet_explore.pipeline.optimiser import Optimiser, Tuner, default_budget
 from einnet_explore.pipeline.plan import build_plan
+from einnet_explore.pipeline.remote_tuning import PortableCost, answer_request
 from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram, certify_trial
 from einnet_explore.pipeline.tuning_context import Settings
-from einnet_explore.pipeline.tuning_task import PortableCost, Trial, TuningTask, answer_request
+from einnet_explore.pipeline.tuning_task import Trial, TuningTask
 from einnet_explore.rules import EOPERATOR_GENERATION, Derivation, Match, Step
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Array, largest_error
 from einnet_explore.runtime.implementation_choice import ProfileStore

@@ -28,6 +28,13 @@ from einnet_explore.pipeline.numerics import ErrorReport, report_errors
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.partition import Skipped, Split, partition
 from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
+from einnet_explore.pipeline.remote_tuning import (
+    SearchReply,
+    SearchRequest,
+    TaskRunner,
+    tune_on_executor,
+    variants_of_reply,
+)
 from einnet_explore.pipeline.selection import Selector
 from einnet_explore.pipeline.subprogram import (
     Subprogram,
@@ -44,18 +51,7 @@ from einnet_explore.pipeline.tuning_context import (
     Settings,
     TuningHistory,
 )
-from einnet_explore.pipeline.tuning_task import (
-    MAX_ESTIMATE_RATIO,
-    SearchReply,
-    SearchRequest,
-    TaskRunner,
-    Trial,
-    TuningTask,
-    trial_from_json,
-    trial_to_json,
-    tune_on_executor,
-    variants_of_reply,
-)
+from einnet_explore.pipeline.tuning_task import MAX_ESTIMATE_RATIO, Trial, TuningTask, trial_from_json, trial_to_json
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import time_calls
