@@ -26,7 +26,6 @@ from einnet_explore.interpreter.running_error import (
     gamma,
     run_bilinear,
     running_error,
-    softmax_error_bound,
 )
 from einnet_explore.ir import (
     Apply,
@@ -118,26 +117,6 @@ def test_errors_of_a_convolution_and_of_strassen() -> None:
         found[triple.name] = float(np.abs(run_bilinear(triple, x, g) - want).max() / np.abs(want).max())
     assert max(found.values()) < 1e-4
     assert found["F(6,3)"] < 1e-5 and found["Strassen of Strassen"] < 1e-5
-
-
-@given(st.integers(1, 300), st.integers(1, 64), st.floats(0.1, 30), st.integers(0, 2**31))
-def test_error_of_a_softmax_in_blocks_is_below_its_bound(columns: int, size: int, scale: float, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    z = (scale * rng.standard_normal(columns)).astype(np.float32)
-    x = rng.standard_normal(columns).astype(np.float32)
-    most, total, weighted = np.float32(-3e38), np.float32(0), np.float32(0)
-    starts = range(0, columns, size)
-    for start in starts:
-        part, values = z[start : start + size], x[start : start + size]
-        largest = max(most, part.max())
-        again, power = np.exp(most - largest), np.exp(part - largest)
-        total, weighted = again * total + power.sum(), again * weighted + power @ values
-        most = largest
-    exact = np.exp(z.astype(np.float64) - z.max())
-    want = float(exact @ x / exact.sum())
-    largest_value = float(np.abs(x).max())
-    bound = softmax_error_bound(columns, len(starts), float(z.max() - z.min()), largest_value)
-    assert abs(float(weighted / total) - want) <= bound < 4e-4 * largest_value
 
 
 def test_too_many_roundings_are_refused() -> None:

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from einnet_explore.ir import (
-    Access,
-    Apply,
-    Compare,
-    Const,
-    Program,
-    Scalar,
-    Scope,
-    Table,
-    Tensor,
-)
+from einnet_explore.ir import Access, Apply, Compare, Const, Program, Scalar, Scope, Table, Tensor
 
 NONLINEAR = None
 """The degree of 0, which is homogeneous of every degree."""

@@ -39,13 +39,7 @@ from einnet_explore.pipeline.gpu_parts import (
 from einnet_explore.pipeline.gpu_plan import GpuPart, GpuPlan, plan_bytes
 from einnet_explore.pipeline.model_spelling import with_normal_spelling
 from einnet_explore.pipeline.optimised import file_word
-from einnet_explore.pipeline.optimiser import (
-    ISOLATED_ERRORS,
-    SELECTING,
-    TUNING,
-    default_budget,
-    run_on,
-)
+from einnet_explore.pipeline.optimiser import ISOLATED_ERRORS, SELECTING, TUNING, default_budget, run_on
 from einnet_explore.pipeline.plan import build_plan
 from einnet_explore.pipeline.subprogram import step_certificates
 from einnet_explore.pipeline.tuning_context import Settings, TuningHistory

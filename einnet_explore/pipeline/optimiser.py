@@ -45,12 +45,7 @@ from einnet_explore.pipeline.subprogram import (
     open_original,
     operator_digest,
 )
-from einnet_explore.pipeline.tuning_context import (
-    OUT_OF_MEMORY,
-    Implementations,
-    Settings,
-    TuningHistory,
-)
+from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, Implementations, Settings, TuningHistory
 from einnet_explore.pipeline.tuning_task import MAX_ESTIMATE_RATIO, Trial, TuningTask, trial_from_json, trial_to_json
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.implementation_choice import ProfileStore

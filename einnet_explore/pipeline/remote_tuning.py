@@ -14,10 +14,7 @@ from typing import TypeAlias
 
 from einnet_explore.cost import CostModel, Device
 from einnet_explore.ir import Equation, Program, Table
-from einnet_explore.pipeline.tuning_context import (
-    Implementations,
-    Settings,
-)
+from einnet_explore.pipeline.tuning_context import Implementations, Settings
 from einnet_explore.pipeline.tuning_task import (
     FoundVariants,
     Trial,

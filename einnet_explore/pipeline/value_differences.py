@@ -10,15 +10,10 @@ import numpy as np
 
 from einnet_explore.analysis.equations import rename_tensors
 from einnet_explore.equivalence.verdict import of_two_programs
-from einnet_explore.ir import (
-    Program,
-    tensors,
-)
+from einnet_explore.ir import Program, tensors
 from einnet_explore.onnx_import.model import ModelNode
 from einnet_explore.pipeline.value_proofs import ModelEquations, Sweep, prove_directly, with_inputs_of
-from einnet_explore.pipeline.value_samples import (
-    SAMPLE_TOLERANCE,
-)
+from einnet_explore.pipeline.value_samples import SAMPLE_TOLERANCE
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.limits import interrupt_after
 

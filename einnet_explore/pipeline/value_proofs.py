@@ -30,26 +30,10 @@ from einnet_explore.analysis.equations import rename_tensors
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.equivalence.verdict import PROOF_KINDS, weakest_certificate
 from einnet_explore.interpreter.evaluation import evaluate
-from einnet_explore.ir import (
-    ELEMENT_TYPES,
-    FLOAT32,
-    Equation,
-    Program,
-    Scope,
-    Tensor,
-    map_tensors,
-    scopes,
-    tensors,
-)
+from einnet_explore.ir import ELEMENT_TYPES, FLOAT32, Equation, Program, Scope, Tensor, map_tensors, scopes, tensors
 from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.model import Model, ModelNode, ModelValue, Shape
-from einnet_explore.onnx_import.node_call import (
-    NotUnderstood,
-    assemble,
-    extent_iterators,
-    ravel_index,
-    unravel_index,
-)
+from einnet_explore.onnx_import.node_call import NotUnderstood, assemble, extent_iterators, ravel_index, unravel_index
 from einnet_explore.pipeline.baseline import random_model_inputs
 from einnet_explore.pipeline.folded_weights import (
     FoldedWeight,
