@@ -25,10 +25,9 @@ from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.size_optimiser import SizeOptimiser
 from einnet_explore.pipeline.tuning_context import RUNTIMES, Runtime, Settings, library_forms, program_model
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR
-from einnet_explore.runtime.cuda import execution
 from einnet_explore.runtime.profile_store import PROFILE_PREFIX
 from einnet_explore.strategies.rounding_levels import parse_level
-from einnet_explore.support.errors import BackendError, Refused
+from einnet_explore.support.errors import Refused
 from einnet_explore.support.executors import WorkExecutor
 from einnet_explore.support.limits import available_cores
 from einnet_explore.support.status_line import status_line
@@ -138,10 +137,7 @@ def parse_budget(budget: float | str | None) -> float | None:
 def check_device(device: str) -> None:
     """Raise ValueError, with the reason, unless *device* can be used."""
     if device == "cuda":
-        try:
-            execution.require_cuda()
-        except BackendError as error:
-            raise ValueError(f"device 'cuda': {error}; expected cpu") from None
+        require_gpu()
         raise ValueError("device 'cuda': found a GPU, which only optimize uses; expected cpu")
     if device.startswith(PROFILE_PREFIX):
         raise ValueError(
