@@ -122,7 +122,6 @@ def _is_complete(units: NodeGroups, group: set[int]) -> bool:
 MAX_PRODUCT_SHARE = 0.9
 """A region is joined if factoring across its expressions leaves less than this part of the products."""
 
-
 MAX_REGION_NODES = 64
 """A region with more nodes is cut at the smallest tensors."""
 

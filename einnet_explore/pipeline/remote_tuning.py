@@ -41,7 +41,6 @@ from einnet_explore.support.limits import MEMORY_LIMIT, limit_memory
 
 Steps: TypeAlias = "list[MatchJson]"
 
-
 TaskRunner: TypeAlias = "Callable[[str], JsonObject]"
 """Runs the tuning task of one name on a device: ``optimiser.tune_named_task`` with its model and settings."""
 

@@ -22,14 +22,11 @@ from einnet_explore.viz.tables import Matches
 
 Observer: TypeAlias = "Callable[[DerivationTree], None]"
 
-
 ScopePath: TypeAlias = "str | int | Path"
 """The path of a scope, as text, the number of an equation, or a tuple."""
 
-
 Place: TypeAlias = int | str | Candidate | Derivation
 """A node of a tree: its number, its label (``#8``, ``E2``) or the name of a pin, or a derivation to it."""
-
 
 MAX_NOTED = 24
 """Scopes up to which displays name the rules that apply, also further ones: some take 10 ms for each scope."""
