@@ -16,7 +16,7 @@ from pathlib import Path
 from time import perf_counter
 
 import einnet_explore as ee
-from einnet_explore.parametric.family import StepVerdict
+from einnet_explore.parametric.step_proofs import StepVerdict
 
 FILE = Path(__file__).with_suffix(".txt")
 PAGE = Path(__file__).parents[1] / "docs" / "algebraic-rules.md"

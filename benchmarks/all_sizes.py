@@ -9,7 +9,8 @@ from typing import Any
 
 import einnet_explore as ee
 from einnet_explore.equivalence.certificate import certify
-from einnet_explore.parametric.family import FamilyDerivation, check_operators, prove_step
+from einnet_explore.parametric.family import FamilyDerivation
+from einnet_explore.parametric.step_proofs import check_operators, prove_step
 
 LINE = """param H >= 3, C, F
 tensor A[H, C] pad [1, 0]

@@ -26,7 +26,7 @@ from onnx import TensorProto, helper
 from benchmarks.longformer import SETTLE, Graph, Sizes, near
 from benchmarks.longformer import expression as banded
 from einnet_explore.ir import Program
-from einnet_explore.pipeline.plan import open_session
+from einnet_explore.pipeline.model_sessions import open_session
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.strategies.vertical_fusion import fuse_vertically
 from einnet_explore.syntax import parse

@@ -65,7 +65,7 @@ def measure(models: Sequence[str], each: int, out: Path) -> None:
     """Write a CSV of (quantity, subject, value)."""
     from einnet_evaluation.models import write
     from einnet_explore.onnx_import.load import load_model
-    from einnet_explore.pipeline.optimiser import Optimiser, make_settings
+    from einnet_explore.pipeline.optimiser import Optimiser
     from einnet_explore.pipeline.tuning_task import find_variants
     from einnet_explore.runtime.implementation_choice import ProfileStore
     from einnet_explore.runtime.profile_store import profile_key
@@ -85,7 +85,7 @@ def measure(models: Sequence[str], each: int, out: Path) -> None:
         store = ProfileStore(Path(scratch) / "p.sqlite")
         for name in models:
             began_model = time.perf_counter()
-            work = Optimiser(load_model(write(name)), make_settings("cpu", 1, 7), store=store)
+            work = Optimiser(load_model(write(name)), Settings(), store=store)
             work.prepare()
             keep("opening seconds", name, time.perf_counter() - began_model)
             distinct = {s.anonymous.signature: s for s in work.subprograms}

@@ -24,7 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 from einnet_explore.ir import Program
 from einnet_explore.onnx_export.lowering import to_onnx
 from einnet_explore.operators import expressions as ops
-from einnet_explore.pipeline.plan import open_session
+from einnet_explore.pipeline.model_sessions import open_session
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.strategies.vertical_fusion import fuse_vertically
 from einnet_explore.syntax import parse

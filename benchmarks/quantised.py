@@ -150,8 +150,9 @@ def plan_of_forms(path: Path) -> tuple[Any, str]:
     """
     from einnet_explore.onnx_import.load import load_model
     from einnet_explore.pipeline.fusion import fuse_eoperators
+    from einnet_explore.pipeline.model_sessions import subgraph_session
     from einnet_explore.pipeline.partition import partition
-    from einnet_explore.pipeline.plan import ProgramCall, build_plan, subgraph_session
+    from einnet_explore.pipeline.plan import ProgramCall, build_plan
     from einnet_explore.pipeline.tuning_context import Implementations, Settings
     from einnet_explore.pipeline.tuning_task import find_variants, select_finalists
     from einnet_explore.runtime.implementation_choice import ProfileStore, compile_measured

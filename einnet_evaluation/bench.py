@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from einnet_evaluation.engines import DIRECT, EXPORTED, NUMPY, OURS, WARMUP_LIMIT_SECONDS, Task, check_engines
 from einnet_evaluation.rivals import ORT, RIVALS, installed
 from einnet_evaluation.workers import RemoteEngine, Worker
-from einnet_explore.pipeline.optimiser import check_device
+from einnet_explore.pipeline.optimisation import check_device
 from einnet_explore.runtime.arrays import Arrays, largest_error
 from einnet_explore.support.limits import available_cores
 

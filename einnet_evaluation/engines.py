@@ -23,7 +23,7 @@ from einnet_explore.ir import Program
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.baseline import discriminating_inputs
-from einnet_explore.pipeline.optimiser import optimize_model
+from einnet_explore.pipeline.optimisation import optimize_model
 from einnet_explore.pipeline.plan import build_plan
 from einnet_explore.pipeline.selection import selection_seconds
 from einnet_explore.pipeline.subprogram import operator_digest

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -10,8 +11,15 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from einnet_evaluation.fused_programs import batch_norm, instance_norm, layer_norm, softmax, variance
-from einnet_explore.codegen.fusion.operations import resize_program
-from einnet_explore.ir import Program
+from einnet_explore.analysis.indices import with_iterators
+from einnet_explore.codegen.fusion.operations import (
+    Shapes,
+    abstract_sizes,
+    check_abstract_sizes,
+    program_operations,
+    read_name,
+)
+from einnet_explore.ir import Access, Equation, Iterator, Program, Scalar, Tensor, map_accesses
 from einnet_explore.syntax import parse
 
 
@@ -26,7 +34,18 @@ def two_ways(r: int, c: int) -> Program:
         output Y, Z""")
 
 
-__all__ = ["NORMS", "batch_norm", "chains", "instance_norm", "layer_norm", "softmax", "strided", "two_ways", "variance"]
+__all__ = [
+    "NORMS",
+    "batch_norm",
+    "chains",
+    "instance_norm",
+    "layer_norm",
+    "resize_program",
+    "softmax",
+    "strided",
+    "two_ways",
+    "variance",
+]
 
 NORMS: dict[str, tuple[Callable[..., Program], tuple[int, ...]]] = {
     "batch norm": (batch_norm, (4, 3, 5, 6)),
@@ -36,6 +55,30 @@ NORMS: dict[str, tuple[Callable[..., Program], tuple[int, ...]]] = {
     "variance": (variance, (6, 11)),
     "two ways": (two_ways, (4, 6)),
 }
+
+
+def resize_program(program: Program, shapes: Shapes) -> Program:
+    """Return *program* for inputs of other *shapes*: the same operations, with every size that follows from them.
+
+    Raises Refused as ``check_abstract_sizes`` does.
+    """
+    found = program_operations(program)
+    sizes = abstract_sizes(program.inputs, found)
+    check_abstract_sizes(program.inputs, found, sizes, shapes)
+    to = {x: Iterator(x.name, x.lo, x.lo + sizes.extent(x, shapes)) for x in sizes.axes}
+    tensors = {t.name: replace(t, shape=tuple(shapes[t.name])) for t in program.inputs}
+    inputs = tuple(tensors.values())
+    equations = []
+    for operation in found:
+        scope = with_iterators(operation.scope, to)
+        equations.append(Equation(operation.name, replace(scope, body=map_accesses(scope.body, _with_shapes(tensors)))))
+        tensors[operation.name] = equations[-1].tensor
+    return Program(inputs, tuple(equations), program.outputs)
+
+
+def _with_shapes(tensors: Mapping[str, Tensor]) -> Callable[[Access], Scalar]:
+    now = dict(tensors)
+    return lambda access: Access(now[read_name(access)], access.index)
 
 
 @st.composite

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks.algebraic_rules import FILE, PAGE, AlgebraicRule, page, read_rules
-from einnet_explore.parametric.family import StepVerdict
+from einnet_explore.parametric.step_proofs import StepVerdict
 
 Judged = Sequence[tuple[AlgebraicRule, StepVerdict]]
 

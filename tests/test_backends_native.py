@@ -26,7 +26,7 @@ from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Scope, tensors
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.pipeline.partition import split_model
+from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import find_variants
 from einnet_explore.rules import REDUCTION_GENERATION, ROW_GENERATION, Refused
@@ -387,5 +387,5 @@ def test_a_normalisation_alone_is_a_subprogram() -> None:
         out = [helper.make_tensor_value_info("z", TensorProto.FLOAT, [4, 9])]
         graph = helper.make_graph([*given_nodes, last], "norm", info[:1], out, [scale])
         model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-        (found,) = split_model(load_model(model))
+        (found,) = partition(load_model(model)).subprograms
         assert fuse_vertically(found.program, (REDUCTION_GENERATION,)) is not None

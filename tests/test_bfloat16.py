@@ -18,7 +18,8 @@ from einnet_explore.interpreter.running_error import running_error
 from einnet_explore.ir import VIEW, Equation, Instance, Program
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline.numerics import ErrorReport, RoundingError
-from einnet_explore.pipeline.optimiser import Optimiser, make_settings
+from einnet_explore.pipeline.optimisation import OptimiserOptions
+from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.rounded_products import round_products
 from einnet_explore.pipeline.subprogram import TunedSubprogram
 from einnet_explore.pipeline.tuning_context import Settings
@@ -256,5 +257,6 @@ def test_errors_without_a_bound_are_beyond_it() -> None:
     ],
 )
 def test_settings_that_do_not_fit_the_level_are_refused(options: Any, why: str) -> None:
+    runtime, numerics, bound = options
     with pytest.raises(ValueError, match=why):
-        make_settings("cpu", 1, 7, *options)
+        _ = OptimiserOptions(target_runtime=runtime, numerics=numerics, error_bound=bound).settings

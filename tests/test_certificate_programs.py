@@ -87,7 +87,6 @@ RIGHT = {
     ),
 }  # fmt: skip
 
-OTHER = f"N{AT}x[n, m]"
 WRONG = {
     "parts exchanged": merged(*parts(1, 0, 2), *readers("P", "", "Q", "", "R", "")),
     "parts exchanged for the last reader": merged(*readers(*SLICES[:4], "M", "1, ")),

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 import einnet_explore as ee
 from einnet_explore.analysis.regions import preimage
-from einnet_explore.autodiff.differentiation import assert_linear, differentiate
+from einnet_explore.autodiff.differentiation import differentiate
+from einnet_explore.autodiff.linearity import assert_linear
 from einnet_explore.cli import main
 from einnet_explore.equivalence.reads import reads_legally
 from einnet_explore.interpreter.evaluation import evaluate

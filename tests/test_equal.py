@@ -724,7 +724,7 @@ def test_a_comparison_ends_at_its_budget_with_what_is_known(
         time.sleep(60)
 
     monkeypatch.setattr(value_proofs, "certify", slow)
-    value_proofs._prove.cache_clear()
+    value_proofs.prove_directly.cache_clear()
     found = ee.equal(fused, plain, budget=0.3)
     assert found.kind == "unknown" and found.seconds < 40 and found.why.startswith("the budget was reached; ")
     monkeypatch.setattr(value_samples, "evaluate", slow)

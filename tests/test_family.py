@@ -16,7 +16,8 @@ from einnet_explore.equivalence.certificate import certify
 from einnet_explore.equivalence.linear_space import Undecided
 from einnet_explore.parametric.assumptions import find_sizes
 from einnet_explore.parametric.conjecture import Replay, default_sizes, record_steps
-from einnet_explore.parametric.family import Family, FamilyDerivation, family, load_family, prove_legal
+from einnet_explore.parametric.family import Family, FamilyDerivation, family, load_family
+from einnet_explore.parametric.step_proofs import prove_legal
 from einnet_explore.support.errors import Refused
 from einnet_explore.syntax import TextError
 from tests.lab_kit import ROOT

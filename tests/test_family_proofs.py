@@ -21,19 +21,18 @@ from einnet_explore.ir import Program
 from einnet_explore.parametric import schema as display
 from einnet_explore.parametric.comparison import find_solution, solution_text, solve_with_z3
 from einnet_explore.parametric.conjecture import Lattice
-from einnet_explore.parametric.family import (
-    FamilyDerivation,
+from einnet_explore.parametric.family import FamilyDerivation, family
+from einnet_explore.parametric.parameters import FamilyParameters, Parameter, polynomial_form
+from einnet_explore.parametric.schema import Schema, instantiate_schema, literal_schema
+from einnet_explore.parametric.size_polynomials import Poly, SizePolynomial, add_forms, polynomial_value, terms_of
+from einnet_explore.parametric.space import ParametricSpace
+from einnet_explore.parametric.step_proofs import (
     check_operators,
-    family,
     judge_step,
     prove_legal,
     prove_step,
     raise_least_sizes,
 )
-from einnet_explore.parametric.parameters import FamilyParameters, Parameter, polynomial_form
-from einnet_explore.parametric.schema import Schema, instantiate_schema, literal_schema
-from einnet_explore.parametric.size_polynomials import Poly, SizePolynomial, add_forms, polynomial_value, terms_of
-from einnet_explore.parametric.space import ParametricSpace
 from einnet_explore.support.errors import Refused
 from einnet_explore.syntax import TextError
 from einnet_explore.syntax.parametric_text import parse_template

@@ -23,7 +23,7 @@ from einnet_explore.cli import main
 from einnet_explore.cli.output import one_line
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import ModelError, ModelValue, check_memory
-from einnet_explore.pipeline.optimiser import optimize_model
+from einnet_explore.pipeline.optimisation import optimize_model
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime import compiled as trial
 from einnet_explore.runtime.tvm_cpu import compile_scope

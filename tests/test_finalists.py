@@ -12,7 +12,7 @@ import einnet_explore as ee
 from einnet_explore.cost import CPU_DEFAULT, program_seconds
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program, Table, accesses, scopes
-from einnet_explore.pipeline import tuning_task
+from einnet_explore.pipeline import remote_tuning
 from einnet_explore.pipeline.tuning_context import OriginalRun, Settings, TuningContext
 from einnet_explore.pipeline.tuning_task import (
     MAX_ESTIMATE_RATIO,
@@ -150,12 +150,12 @@ def test_local_and_remote_candidates_have_the_same_finalists(tmp_path: Path) -> 
     """Chains in blocks of each algorithm are included; some are no finalists."""
     program = ee.ops.conv2d(N=1, H=30, W=27, C=64, F=64, R=3, S=3, padding=1)
     times, settings = {"before": 1.5e-3, "won": 0.8e-3, "other": 1.2e-3}, Settings(states=BUDGET)
-    rates = tuning_task.PortableCost.of(CPU_DEFAULT, ProfileStore(tmp_path / "none.sqlite"), 1)
-    request = tuning_task.SearchRequest(program, 0.0, MAX_ESTIMATE_RATIO * times["before"])
-    answer = tuning_task.answer_request(request, rates, settings)
+    rates = remote_tuning.PortableCost.of(CPU_DEFAULT, ProfileStore(tmp_path / "none.sqlite"), 1)
+    request = remote_tuning.SearchRequest(program, 0.0, MAX_ESTIMATE_RATIO * times["before"])
+    answer = remote_tuning.answer_request(request, rates, settings)
     told = pickle.loads(pickle.dumps(answer))
     outcome, measured = held(tmp_path, program, **times)
-    again, there = held(tmp_path, program, **times, found=tuning_task.variants_of_reply(program, told))
+    again, there = held(tmp_path, program, **times, found=remote_tuning.variants_of_reply(program, told))
     assert there == measured and again.winner == outcome.winner
     assert len(measured) > settings.finalists + 1  # at least two of them in blocks
 

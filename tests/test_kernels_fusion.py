@@ -27,7 +27,6 @@ from einnet_explore.codegen.fusion.gpu import (
     gpu_kernel,
     gpu_launch,
 )
-from einnet_explore.codegen.fusion.operations import resize_program
 from einnet_explore.codegen.fusion.plan import fuse_program
 from einnet_explore.codegen.language.printer import emit
 from einnet_explore.codegen.language.values import F32, I32, I64
@@ -49,6 +48,7 @@ from tests.fusion_programs import (
     chains,
     instance_norm,
     layer_norm,
+    resize_program,
     softmax,
     strided,
     two_ways,

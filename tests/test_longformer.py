@@ -22,7 +22,7 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Scope, program, tensors
 from einnet_explore.onnx_export.lowering import to_onnx
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.pipeline.partition import split_model
+from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.subprogram import Subprogram
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import find_variants
@@ -313,7 +313,11 @@ def test_the_model_attends_to_its_window(small: onnx.ModelProto) -> None:
 
 @pytest.fixture(scope="module")
 def heads(small: onnx.ModelProto) -> list[Subprogram]:
-    return [part for part in split_model(load_model(small)) if any(name.startswith("Softmax") for name in part.nodes)]
+    return [
+        part
+        for part in partition(load_model(small)).subprograms
+        if any(name.startswith("Softmax") for name in part.nodes)
+    ]
 
 
 def test_each_head_is_one_subprogram(heads: list[Subprogram]) -> None:

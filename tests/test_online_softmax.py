@@ -27,7 +27,7 @@ from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Instance, Program, Scope, tensors
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.pipeline.partition import split_model
+from einnet_explore.pipeline.partition import partition
 from einnet_explore.rules import ONE_PASS_GENERATION, Derivation
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.program import compile_program
@@ -276,7 +276,7 @@ def model(m: int, w: int, features: int, mask: bool) -> onnx.ModelProto:
 @pytest.mark.parametrize("mask", [True])
 def test_a_model_is_one_subprogram_and_one_kernel(mask: bool) -> None:
     made = model(20, 30, 8, mask)
-    (part,) = split_model(load_model(made))
+    (part,) = partition(load_model(made)).subprograms
     derivation = fuse_vertically(part.program)
     assert derivation is not None and len(derivation.end.equations) == 1
     rng = np.random.default_rng(1)

@@ -13,7 +13,7 @@ from einnet_explore.onnx_export.export import Replacement
 from einnet_explore.onnx_import import load
 from einnet_explore.onnx_import.load import load_model, restore_folded_nodes
 from einnet_explore.onnx_import.model import ModelError, make_identifiers
-from einnet_explore.pipeline.partition import split_model
+from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.plan import export_model
 
 W = np.ones((4, 3, 3, 3), np.float32)
@@ -93,7 +93,7 @@ def test_a_weight_that_depends_on_no_input_is_folded_before_the_split() -> None:
     proto = made_weight()
     model = load_model(proto)
     assert [n.op for n in model.nodes] == ["Conv"] and not {"ones", "real", "scaled"} & model.weights.keys()
-    (part,) = split_model(model)
+    (part,) = partition(model).subprograms
     assert [t.name for t in part.program.inputs if t.weight] == ["w"]
     x = np.random.default_rng(0).standard_normal((1, 3, 8, 8)).astype(np.float32)
     want = run(proto, {"x": x})["y"]
@@ -105,7 +105,7 @@ def test_a_weight_that_depends_on_no_input_is_folded_before_the_split() -> None:
 
 def test_a_file_holds_a_folded_weight_only_where_it_is_replaced() -> None:
     model = load_model(made_weight())
-    (part,) = split_model(model)
+    (part,) = partition(model).subprograms
     names = {model.identifiers[name]: name for name in (*part.inputs, *part.outputs) if name not in model.weights}
     made = export_model(model, [Replacement(part.nodes, part.program, names, {"w": model.weights["w"]})])
     assert "ConstantOfShape" not in {n.op_type for n in made.graph.node}
@@ -136,7 +136,7 @@ def test_a_model_whose_weights_come_from_constant_of_shape_is_split() -> None:
     folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
     model = load_model(folder / "light_squeezenet.onnx")
     assert "ConstantOfShape" not in {n.op for n in model.nodes}
-    assert sum(len(part.parts) or 1 for part in split_model(model)) >= 26
+    assert sum(len(part.parts) or 1 for part in partition(model).subprograms) >= 26
     assert restore_folded_nodes(model).ByteSize() < 200_000 < sum(w.nbytes for w in model.weights.values())
 
 

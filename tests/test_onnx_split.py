@@ -20,7 +20,7 @@ from einnet_explore.onnx_export.export import Replacement, rewrite_model
 from einnet_explore.onnx_import import OPERATORS_ONNX
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.pipeline import partition as partition_module
+from einnet_explore.pipeline import joins
 from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.pipeline.partition import Split, partition
 from einnet_explore.rules import SIBLING_MERGING, Derivation
@@ -498,7 +498,7 @@ def test_large_region_is_cut_at_its_smallest_tensor(monkeypatch: pytest.MonkeyPa
     weights = {"k": np.ones((4, 9), np.float32), "l": np.ones((4, 2), np.float32)}
     model = load_model(build(nodes, {"x": (9, 4), "z": (9, 4)}, ["y"], weights))
     assert not partition(model).region_ends
-    monkeypatch.setattr(partition_module, "MAX_REGION_NODES", 2)
+    monkeypatch.setattr(joins, "MAX_REGION_NODES", 2)
     (end,) = partition(model).region_ends
     assert (end.node, end.why) == ("matmul_b", "the region has 2 nodes")
 

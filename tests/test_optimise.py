@@ -20,7 +20,6 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 import einnet_explore as ee
 from einnet_evaluation.models import write
 from einnet_explore.cli import main
-from einnet_explore.cli import optimize as command
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline import baseline as whole_module
@@ -29,18 +28,13 @@ from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline import tuning_task as contest_module
 from einnet_explore.pipeline.baseline import discriminating_inputs
 from einnet_explore.pipeline.given_inputs import given_inputs
-from einnet_explore.pipeline.optimiser import (
-    Optimiser,
-    Tuner,
-    default_budget,
-    make_settings,
-    optimize_model,
-    parse_budget,
-)
+from einnet_explore.pipeline.optimisation import OptimiserOptions, optimize_model, parse_budget
+from einnet_explore.pipeline.optimiser import Optimiser, Tuner, default_budget
 from einnet_explore.pipeline.plan import build_plan
+from einnet_explore.pipeline.remote_tuning import PortableCost, answer_request
 from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram, certify_trial
 from einnet_explore.pipeline.tuning_context import Settings
-from einnet_explore.pipeline.tuning_task import PortableCost, Trial, TuningTask, answer_request
+from einnet_explore.pipeline.tuning_task import Trial, TuningTask
 from einnet_explore.rules import EOPERATOR_GENERATION, Derivation, Match, Step
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Array, largest_error
 from einnet_explore.runtime.implementation_choice import ProfileStore
@@ -415,7 +409,7 @@ def test_given_inputs_that_do_not_fit_are_refused_by_name(
 def test_the_command_writes_records_that_check_and_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     everything(monkeypatch)
     monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("joined")})
-    monkeypatch.setattr(command, "make_settings", lambda *_: SHORT)
+    monkeypatch.setattr(OptimiserOptions, "settings", SHORT)
     path, said, records = tmp_path / "m.onnx", tmp_path / "m.json", tmp_path / "records"
     onnx.save(transposed(), path)
     bundle = tmp_path / "bundle"
@@ -456,7 +450,7 @@ def test_a_bundle_does_not_replace_other_files(tmp_path: Path, capsys: pytest.Ca
 
 def test_bad_target_runtimes_are_refused() -> None:
     with pytest.raises(ValueError, match="target runtime 'abacus': expected one of plan, onnxruntime"):
-        make_settings("cpu", 1, 7, "abacus")
+        _ = OptimiserOptions(target_runtime="abacus").settings
 
 
 def test_a_program_is_optimised_as_a_model() -> None:

@@ -14,8 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.baseline import random_model_inputs
+from einnet_explore.pipeline.model_sessions import subgraph_session
 from einnet_explore.pipeline.partition import partition
-from einnet_explore.pipeline.plan import GroupRun, ProgramCall, build_plan, subgraph_session
+from einnet_explore.pipeline.plan import GroupRun, ProgramCall, build_plan
 from einnet_explore.runtime import measurement, onnx_fragment
 from einnet_explore.runtime.onnx_fragment import session_options
 from einnet_explore.runtime.program import compile_program

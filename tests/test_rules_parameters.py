@@ -7,7 +7,7 @@ import pytest
 
 from einnet_explore.ir import Index, Iterator, Scope, as_index
 from einnet_explore.rules import Refused, Rule, scope_rule
-from einnet_explore.rules.base import parameters_to_json, read_parameters
+from einnet_explore.rules.parameters import parameters_to_json, read_parameters
 from einnet_explore.syntax import parse
 
 PROGRAM = parse("tensor A[4, 6]\nY[h:4] = sum[r:6] A[h, r]")

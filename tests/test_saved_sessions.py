@@ -74,7 +74,7 @@ def test_certificates_are_claims_until_they_are_confirmed(monkeypatch: pytest.Mo
     assert again.certificate(1).kind == "proved" and sorted(again.claims) == list(range(2, 8))
     # A file that claims too much is contradicted: the certificate is the one found here.
     weak = Certificate("unknown", "evaluation", detail="a gap")
-    monkeypatch.setattr("einnet_explore.session.session.certify_step", lambda *_: weak)
+    monkeypatch.setattr("einnet_explore.session.derivation_tree.certify_step", lambda *_: weak)
     assert again.certificate(2) == weak and again.claims[2].kind == "proved"
     assert json.loads(again.to_text())["certificates"][1]["kind"] == "unknown"
 

@@ -26,18 +26,16 @@ import einnet_explore as ee
 from einnet_explore.cli import main
 from einnet_explore.cost import CPU_DEFAULT, CostModel, program_seconds
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.pipeline.optimiser import optimize_model
-from einnet_explore.pipeline.tuning_context import OriginalRun, Settings, TuningContext, TuningHistory
-from einnet_explore.pipeline.tuning_task import (
+from einnet_explore.pipeline.optimisation import optimize_model
+from einnet_explore.pipeline.remote_tuning import (
     PortableCost,
     SearchRequest,
-    TuningTask,
     answer_request,
-    find_variants,
     search_on_executor,
     variants_of_reply,
-    working_set_bytes,
 )
+from einnet_explore.pipeline.tuning_context import OriginalRun, Settings, TuningContext, TuningHistory
+from einnet_explore.pipeline.tuning_task import TuningTask, find_variants, working_set_bytes
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.session.run import Run, run_search
 from einnet_explore.strategies.options import Options

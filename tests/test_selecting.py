@@ -16,16 +16,17 @@ from onnx import TensorProto, helper
 from onnx_building import build, node
 
 from einnet_explore.cli import main
-from einnet_explore.cli import optimize as command
 from einnet_explore.onnx_export.export import rewrite_model
 from einnet_explore.pipeline import assembly as assembling_module
 from einnet_explore.pipeline import optimised as attribution_module
 from einnet_explore.pipeline import plan as plan_module
 from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline.baseline import Baseline, random_model_inputs
+from einnet_explore.pipeline.model_sessions import open_session, run_session
+from einnet_explore.pipeline.optimisation import OptimiserOptions
 from einnet_explore.pipeline.optimised import ExportSelection, Optimised
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.plan import ExecutionPlan, build_plan, open_session, run_session
+from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
 from einnet_explore.pipeline.selection import (
     ELIMINATION_SECONDS,
     FORWARD_SELECTION_SECONDS,
@@ -242,7 +243,7 @@ def commanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """``optimize`` of a small model with every output."""
     everything(monkeypatch)
     monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("joined")})
-    monkeypatch.setattr(command, "make_settings", lambda *_: SHORT)
+    monkeypatch.setattr(OptimiserOptions, "settings", SHORT)
     onnx.save(transposed(), tmp_path / "m.onnx")
     outputs = {"-o": "o.onnx", "--html": "o.html", "--json": "o.json", "--certificates": "records"}
     argv = [word for option, name in outputs.items() for word in (option, str(tmp_path / name))]

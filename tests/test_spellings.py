@@ -19,9 +19,9 @@ from einnet_explore.ir import Scope
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.folded_weights import find_joined_weights
+from einnet_explore.pipeline.model_sessions import open_session, run_session
 from einnet_explore.pipeline.model_spelling import with_normal_spelling
 from einnet_explore.pipeline.partition import partition
-from einnet_explore.pipeline.plan import open_session, run_session
 from einnet_explore.pipeline.value_samples import without_optimisations
 from einnet_explore.rules import RULES
 from einnet_explore.strategies.options import BETWEEN

@@ -23,7 +23,7 @@ from einnet_explore.onnx_export.export import rewrite_model
 from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.node_call import NotUnderstood
-from einnet_explore.pipeline.optimiser import optimize_model
+from einnet_explore.pipeline.optimisation import optimize_model
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.runtime.arrays import differences, largest_error
 from einnet_explore.support.errors import Refused

@@ -35,8 +35,8 @@ from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model, ModelError
 from einnet_explore.onnx_import.shapes import infer_static_shapes
 from einnet_explore.pipeline.baseline import random_model_inputs
+from einnet_explore.pipeline.model_sessions import ModelRegions, open_session, run_session
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.plan import ModelRegions, open_session, run_session
 from einnet_explore.session.model_equality import Verdict, compare_models
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.storage import cache_directory

@@ -29,8 +29,8 @@ from einnet_evaluation.rivals import RIVALS
 from einnet_explore.cli.output import format_table, say
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
+from einnet_explore.pipeline.optimisation import optimize_model
 from einnet_explore.pipeline.optimised import Optimised
-from einnet_explore.pipeline.optimiser import optimize_model
 from einnet_explore.pipeline.partition import Split, partition
 
 READ = ["model", "what it is", "in subprograms", "in none"]

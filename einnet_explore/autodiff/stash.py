@@ -391,14 +391,6 @@ def split_passes(found: StashAnalysis, plan: StashPlan, forms: tuple[StashAnalys
     )
 
 
-def substitute_placeholders(src: Program, tgt: Program) -> Program:
-    """Replace every largest common subexpression of *src* and *tgt* in *tgt* by a placeholder.
-
-    This is ``optimize`` of the CSE document; ``cse`` also returns the *src* whose outputs feed the placeholders.
-    """
-    return cse(src, tgt).backward
-
-
 def _equation_names(found: StashAnalysis, backward: Program) -> dict[str, str]:
     """Return the original names of equations of *backward* that are free."""
     names = zip(found.backward.program.equations, found.programs[1].equations, strict=True)

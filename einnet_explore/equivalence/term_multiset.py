@@ -26,9 +26,9 @@ import islpy as isl
 from einnet_explore.equivalence.assumptions import NO_ASSUMPTIONS, Assumptions
 from einnet_explore.equivalence.commutation import order_factors
 from einnet_explore.equivalence.integer_sets import TermSets, bounded_context, lexical_minimum
-from einnet_explore.equivalence.linear_space import Form, TermSpace, Undecided, common_reduction, form_value
-from einnet_explore.equivalence.polynomial import cancel_exponentials, may_be_infinite
-from einnet_explore.equivalence.term_relation import Term, reduced_terms_at, terms_at
+from einnet_explore.equivalence.linear_space import Form, TermSpace, Undecided, form_value
+from einnet_explore.equivalence.polynomial import may_be_infinite
+from einnet_explore.equivalence.term_relation import Term, compared_terms
 from einnet_explore.interpreter.numbers import INFINITE_SUFFIX, Number
 from einnet_explore.ir import Box, Scope
 
@@ -160,13 +160,7 @@ def term_difference(before: Scope, after: Scope, region: Box, given: Assumptions
     """
     inner = replace(given, exponential=False)
     space = TermSpace(region, lambda a, b: provably_equal(a, b, inner), given)
-    reduce = common_reduction(before, after)
-    if reduce == "sum":
-        sides = [terms_at(space, scope, space.point) for scope in (before, after)]
-        if given.exponential:
-            sides = [[replace(t, factors=cancel_exponentials(t.factors)) for t in side] for side in sides]
-    else:
-        sides = [reduced_terms_at(space, scope, space.point, reduce) for scope in (before, after)]
+    reduce, sides = compared_terms(space, before, after)
     try:
         return _Comparison(space, bounded_context(), reduce).difference(*sides)
     except isl.Error as error:

@@ -30,6 +30,7 @@ from einnet_explore.equivalence.linear_space import (
     Form,
     TermSpace,
     Undecided,
+    common_reduction,
     complement,
     pinned_values,
     reduces,
@@ -41,6 +42,7 @@ from einnet_explore.equivalence.linear_space import (
 from einnet_explore.equivalence.polynomial import (
     Polynomial,
     apply_to_polynomials,
+    cancel_exponentials,
     constant_value,
     exact_number,
     factor_exponentials,
@@ -246,6 +248,17 @@ class Term:
     factors: tuple[Factor, ...] = ()
     summed: tuple[str, ...] = ()
     where: tuple[Form, ...] = ()
+
+
+def compared_terms(space: TermSpace, before: Scope, after: Scope) -> tuple[str, list[list[Term]]]:
+    """Return the common reduction of two scopes and the terms of each at ``space.point``; raises Undecided."""
+    reduce = common_reduction(before, after)
+    if reduce != "sum":
+        return reduce, [reduced_terms_at(space, scope, space.point, reduce) for scope in (before, after)]
+    sides = [terms_at(space, scope, space.point) for scope in (before, after)]
+    if space.given.exponential:
+        sides = [[replace(t, factors=cancel_exponentials(t.factors)) for t in side] for side in sides]
+    return reduce, sides
 
 
 def terms_at(space: TermSpace, scope: Scope, at: tuple[Form, ...]) -> list[Term]:

@@ -65,8 +65,6 @@ SMALLEST_BFLOAT16 = 2.0**-126
 _EXP_ROUNDINGS = 4
 """The relative error of an exponential, in unit roundoffs: 2 units in the last place (Cephes, expf)."""
 
-_EXP_ERROR = _EXP_ROUNDINGS * UNIT_ROUNDOFF
-
 
 def gamma(roundings: int, unit: float = UNIT_ROUNDOFF) -> float:
     """Return :math:`\\gamma_t` for the unit roundoff *unit*; raises ValueError if no digit is left (t u ≥ 1)."""
@@ -101,17 +99,6 @@ def run_bilinear(triple: Bilinear, data: Array, taps: Array, dtype: npt.DTypeLik
     x, g = data.astype(dtype), taps.astype(dtype)
     out: Array = w @ ((x @ u.T) * (g @ v.T)).sum(0, dtype=dtype)
     return out
-
-
-def softmax_error_bound(columns: int, blocks: int, spread: float, largest: float, score: float = 0.0) -> float:
-    """Bound the error of a softmax-weighted sum of values up to *largest*, computed in *blocks*.
-
-    *spread* is the largest difference of two scores and *score* the error of one.  Each weight has the error of its
-    exponential's argument twice: within its block and for all later blocks, whose differences add up to at most
-    *spread*.  Numerator and denominator both have it.
-    """
-    argument = 2 * (spread * UNIT_ROUNDOFF + score)
-    return 2 * (gamma(columns + 2 * blocks) + argument + (blocks + 1) * (_EXP_ERROR + UNIT_ROUNDOFF)) * largest
 
 
 def _direct_products(triple: Bilinear) -> int:

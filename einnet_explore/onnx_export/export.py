@@ -30,8 +30,6 @@ from einnet_explore.onnx_import.model import (
     topological_order,
 )
 from einnet_explore.onnx_import.shapes import replace_misjudged_nodes
-from einnet_explore.operators.library import OPERATORS
-from einnet_explore.operators.operator import Operator
 from einnet_explore.support.errors import Refused
 
 MIN_OPSET = 13
@@ -52,9 +50,7 @@ class Replacement:
     constants: Mapping[str, Array] = field(default_factory=dict)
 
 
-def rewrite_model(
-    model: onnx.ModelProto, replacements: Iterable[Replacement], operators: Sequence[Operator] = OPERATORS
-) -> onnx.ModelProto:
+def rewrite_model(model: onnx.ModelProto, replacements: Iterable[Replacement]) -> onnx.ModelProto:
     """Return *model* with the nodes of each replacement replaced by its program, and without unread weights.
 
     The result passes ONNX's full check; it has only standard operators and model-local functions made of them.  Raises
@@ -74,15 +70,7 @@ def rewrite_model(
     names_by_digest: dict[bytes, str] = {}
     for n, group in enumerate(groups):
         dtype = _dtype(out, group)
-        made = to_onnx(
-            group.program,
-            group.names,
-            group.constants,
-            f"{prefix}{n}_",
-            opset=version,
-            dtype=dtype,
-            operators=operators,
-        )
+        made = to_onnx(group.program, group.names, group.constants, f"{prefix}{n}_", opset=version, dtype=dtype)
         first = min(place[name] for name in group.nodes)
         pieces.extend((first, node) for node in _share_weights(made, names_by_digest, weights))
         functions |= {(f.domain, f.name): f for f in made.functions}

@@ -28,9 +28,8 @@ import islpy as isl
 from einnet_explore.equivalence.assumptions import NO_ASSUMPTIONS, Assumptions
 from einnet_explore.equivalence.commutation import order_factors
 from einnet_explore.equivalence.integer_sets import bounded_context
-from einnet_explore.equivalence.linear_space import Form, Undecided, common_reduction, form_key
-from einnet_explore.equivalence.polynomial import cancel_exponentials
-from einnet_explore.equivalence.term_relation import Term, reduced_terms_at, terms_at
+from einnet_explore.equivalence.linear_space import Form, Undecided, form_key
+from einnet_explore.equivalence.term_relation import Term, compared_terms
 from einnet_explore.interpreter.numbers import INFINITE_SUFFIX, Number
 from einnet_explore.ir import Box, Scope
 from einnet_explore.parametric.parameters import FamilyParameters
@@ -252,13 +251,7 @@ class FamilyProver:
             return None
         inner = replace(given, exponential=False)
         space = ParametricSpace(self.ground, region, lambda a, b: self.same(a, b, inner), given)
-        reduce = common_reduction(before, after)
-        if reduce == "sum":
-            sides = [terms_at(space, scope, space.point) for scope in (before, after)]
-            if given.exponential:
-                sides = [[replace(t, factors=cancel_exponentials(t.factors)) for t in side] for side in sides]
-        else:
-            sides = [reduced_terms_at(space, scope, space.point, reduce) for scope in (before, after)]
+        reduce, sides = compared_terms(space, before, after)
         collection: TermCollection = "set" if reduce in ("max", "min") else "multiset"
         if collection == "multiset" and _has_infinite_differences([*sides[0], *sides[1]]):
             raise Undecided("what may be infinite is taken from something")

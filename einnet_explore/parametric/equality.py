@@ -26,19 +26,14 @@ from einnet_explore.onnx_import.contrib_operators import expand_contrib_operator
 from einnet_explore.onnx_import.load import integers_of, load_model, read_proto
 from einnet_explore.onnx_import.model import Model, Shape
 from einnet_explore.parametric.conjecture import Conjecture, conjecture, default_sizes, sizes_text
-from einnet_explore.parametric.family import Family, StepVerdict, family, judge_step, with_least_sizes
+from einnet_explore.parametric.family import Family, family
 from einnet_explore.parametric.parameters import FamilyParameters, Parameter
 from einnet_explore.parametric.schema import Schema, instantiate_schema, literal_schema, schema_text
+from einnet_explore.parametric.step_proofs import StepVerdict, judge_step, with_least_sizes
 from einnet_explore.pipeline.folded_weights import constants_of, with_constants
 from einnet_explore.pipeline.torch_modules import export_if_module
 from einnet_explore.pipeline.value_proofs import ValuePair, open_sweep
-from einnet_explore.session.model_equality import (
-    SizesProof,
-    Verdict,
-    VerdictKind,
-    compare_models,
-    compare_programs,
-)
+from einnet_explore.session.model_equality import SizesProof, Verdict, VerdictKind, compare_models, compare_programs
 from einnet_explore.support.deprecation import renamed_argument
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.limits import interrupt_after

@@ -56,7 +56,6 @@ from einnet_explore.parametric.size_polynomials import (
 )
 from einnet_explore.support.errors import Refused
 from einnet_explore.syntax.expressions import table_from_tree
-from einnet_explore.syntax.latex_printer import Dialect
 from einnet_explore.syntax.parametric_text import Template
 from einnet_explore.syntax.parser import unread_equations
 from einnet_explore.syntax.trees import SyntaxNode, child_trees, integer_literal, name_from_tree, number_from_tree
@@ -264,9 +263,9 @@ def schema_text(ground: FamilyParameters, schema: Schema) -> str:
     return "\n".join([*([f"param {guards}"] if guards else []), *lines, ""])
 
 
-def schema_latex(schema: Schema, dialect: Dialect = "amsmath") -> str:
+def schema_latex(schema: Schema) -> str:
     """Print *schema* in LaTeX."""
-    return syntax.latex(_with_printed_integers(schema, LATEX_OPERATORS), dialect, ranges="full")
+    return syntax.latex(_with_printed_integers(schema, LATEX_OPERATORS), ranges="full")
 
 
 def schema_align(schemas: Sequence[Schema], reasons: Sequence[str]) -> str:

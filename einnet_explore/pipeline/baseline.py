@@ -27,14 +27,8 @@ import onnxruntime
 from onnx import helper
 
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.pipeline.plan import (
-    ExecutionPlan,
-    ModelRegions,
-    is_quantised,
-    open_session,
-    run_definition,
-    run_session,
-)
+from einnet_explore.pipeline.model_sessions import ModelRegions, is_quantised, open_session, run_definition, run_session
+from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Array, Arrays, differences, largest_error
 from einnet_explore.runtime.measurement import (
     NOTHING,

@@ -30,7 +30,7 @@ from einnet_explore.pipeline.size_dispatch import Chunking, dispatch_sizes, with
 from einnet_explore.runtime.compiled import c_compiler
 from einnet_explore.runtime.onnx_fragment import API_VERSION, DOMAIN, INSTRUCTION_SETS, LibraryKernels
 from einnet_explore.runtime.profile_store import package_version
-from einnet_explore.strategies.candidate import save_record
+from einnet_explore.strategies.candidate import save_record, save_records
 from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.support.json_values import JsonObject, as_object
 from einnet_explore.support.version import PACKAGE_VERSION
@@ -130,8 +130,7 @@ def write_bundle(path: str | Path, *plans: BundledPlan, chunkings: Sequence[Chun
         kernels.write(new / LIBRARY)
         for where, each in zip(_certificate_folders(plans), plans, strict=True):
             (new / where).mkdir(parents=True)
-            for name, record in each.records.items():
-                save_record(new / where / f"{name}.json", record)
+            save_records(new / where, each.records)
         (new / README).write_text(_readme(plans, proto, chunkings))
         save_record(new / MANIFEST, _manifest(new, plans, made, proto, kernels, why_fixed, chunkings))
         if folder.exists():

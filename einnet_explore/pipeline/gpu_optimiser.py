@@ -19,13 +19,11 @@ from statistics import median
 from time import perf_counter
 
 import numpy as np
-import onnx
 
 from einnet_explore.equivalence.verdict import UNSOUND_KINDS
-from einnet_explore.ir import Program
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.baseline import discriminating_seed, random_model_inputs
-from einnet_explore.pipeline.given_inputs import GivenInputs, Inputs, given_inputs
+from einnet_explore.pipeline.given_inputs import GivenInputs
 from einnet_explore.pipeline.gpu_parts import (
     DATA_SHEET,
     LIBRARY,
@@ -41,18 +39,7 @@ from einnet_explore.pipeline.gpu_parts import (
 from einnet_explore.pipeline.gpu_plan import GpuPart, GpuPlan, plan_bytes
 from einnet_explore.pipeline.model_spelling import with_normal_spelling
 from einnet_explore.pipeline.optimised import file_word
-from einnet_explore.pipeline.optimiser import (
-    ISOLATED_ERRORS,
-    NOTHING,
-    SELECTING,
-    TUNING,
-    default_budget,
-    make_settings,
-    parse_budget,
-    read_model,
-    run_on,
-    run_to_end,
-)
+from einnet_explore.pipeline.optimiser import ISOLATED_ERRORS, SELECTING, TUNING, default_budget, run_on
 from einnet_explore.pipeline.plan import build_plan
 from einnet_explore.pipeline.subprogram import step_certificates
 from einnet_explore.pipeline.tuning_context import Settings, TuningHistory
@@ -68,6 +55,7 @@ from einnet_explore.strategies.candidate import combined_verdict, replay, steps_
 from einnet_explore.strategies.options import Cost
 from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.support.json_values import JsonObject, as_number, as_object
+from einnet_explore.support.wording import count_noun
 
 MAX_COPIES = 8
 """Copies of a plan and its inputs that are measured in rotation, so that the cache does not hold the inputs."""
@@ -80,12 +68,6 @@ MAX_LIBRARY_SHARE = 0.2
 
 SLOW_RATIO, MIN_SLOW_SECONDS = 20.0, 1e-3
 """A plan whose first call takes longer than this multiple of the fastest, and than so many seconds, is left out."""
-
-
-def refuse_cpu_options(given: Mapping[str, object]) -> None:
-    """Raise ValueError, naming them, for options in *given* that have a value and are for CPUs."""
-    if found := [name for name, value in given.items() if value]:
-        raise ValueError(f"device 'cuda': found {', '.join(found)}, expected none: these options are for CPUs")
 
 
 def require_gpu() -> None:
@@ -162,6 +144,11 @@ class GpuOptimiser:
         self.model = with_normal_spelling(self.model, self.settings.numerics)
         if self.inputs is not None:
             self.inputs.for_model(self.model)  # inputs that do not fit are refused before parts are tuned
+
+    @property
+    def progress(self) -> str:
+        """How many different parts have been tuned."""
+        return f"{len(self.tuned)} of {count_noun(len(self.different), 'part')}"
 
     def status(self, interrupt: str = "Ctrl-C") -> str:
         """Say on one line the stage, the time that has passed, and the effect of an *interrupt*."""
@@ -458,27 +445,6 @@ class GpuOptimiser:
             for n, part in enumerate(self.different.values())
             if (found := self.tuned.get(part.key)) and found.record and found.chosen.name != LIBRARY
         }
-
-
-def optimize_for_gpu(
-    model: str | Path | Model | Program | onnx.ModelProto,
-    *,
-    shapes: Mapping[str, tuple[int, ...]] = NOTHING,
-    max_depth: int = 7,
-    budget: float | str | None = None,
-    numerics: str = "approximate",
-    states: int | None = None,
-    inputs: Inputs | None = None,
-) -> GpuPlan:
-    """Optimise an ONNX model, or a program, whose weights are inputs then, for the GPU of this machine.
-
-    The options are those of ``optimize_model``.  Raises ValueError, in one line, without a GPU, for a node that has no
-    plan there, without enough memory on the device and if the device fails; ModelError for a model that cannot be read.
-    """
-    require_gpu()
-    settings = replace(make_settings("cpu", None, max_depth, "plan", numerics), states=states)
-    work = GpuOptimiser(read_model(model, shapes), settings, parse_budget(budget), inputs=given_inputs(inputs))
-    return run_to_end(work)
 
 
 def _random_feeds(plan: CudaPlan) -> dict[str, Array]:

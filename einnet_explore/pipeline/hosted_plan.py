@@ -21,16 +21,8 @@ import onnx
 import onnxruntime
 
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.pipeline.plan import (
-    ExecutionPlan,
-    GroupRun,
-    PlanModel,
-    Segment,
-    constant_array,
-    open_parts,
-    open_session,
-    order_parts,
-)
+from einnet_explore.pipeline.model_sessions import constant_array, open_session
+from einnet_explore.pipeline.plan import ExecutionPlan, GroupRun, PlanModel, Segment, open_parts, order_parts
 from einnet_explore.runtime.arrays import Array, aligned_empty
 from einnet_explore.runtime.hosts import Binder, Host
 from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS, KernelTable, bind_session, onnxruntime_message

@@ -182,6 +182,11 @@ class Optimised:
         return conservative_speedup(self.timings)
 
     @property
+    def is_correct(self) -> bool:
+        """Whether the outputs agree with the original's within the bound."""
+        return self.errors[1] <= self.max_error
+
+    @property
     def bundled(self) -> Optimised:
         """The result of which bundles have the plan: one for ONNX Runtime alone."""
         return self.in_onnxruntime or self

@@ -22,7 +22,6 @@ from einnet_explore.pipeline.optimised import ORIGINAL_FILE, Optimised, html_rep
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.size_dispatch import Chunking, chunk_starts, dispatch_sizes
 from einnet_explore.runtime.arrays import Array
-from einnet_explore.strategies.candidate import save_record
 from einnet_explore.support.json_values import JsonObject
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.support.wording import count_noun
@@ -273,15 +272,6 @@ class OptimisedSizes:
             for name, record in each.records().items()
         }
 
-    def save_records(self, path: str | Path) -> int:
-        """Write ``records`` below the folder *path*, and return their number."""
-        records = self.records()
-        for name, record in records.items():
-            file = Path(path) / f"{name}.json"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            save_record(file, record)
-        return len(records)
-
     def report(self) -> JsonObject:
         """The JSON of ``optimize`` for a range of sizes."""
         names = [each.name for each in self.ranges.dimensions]
@@ -354,7 +344,7 @@ class OptimisedSizes:
     @property
     def is_correct(self) -> bool:
         """Whether the outputs of all plans agree with the original's."""
-        return all(each.errors[1] <= each.max_error for each in self.plans.values())
+        return all(each.is_correct for each in self.plans.values())
 
     @property
     def _largest_difference(self) -> float:

@@ -8,32 +8,33 @@ is left, the plan is the original model.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
-from itertools import islice
-from pathlib import Path
 from time import perf_counter
-from typing import Protocol, TypeVar
-
-import onnx
 
 from einnet_explore.cost import CostModel
-from einnet_explore.ir import Equation, Program
+from einnet_explore.ir import Equation
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.assembly import Assembler
 from einnet_explore.pipeline.baseline import Baseline, discriminating_seed, random_model_inputs
-from einnet_explore.pipeline.given_inputs import GivenInputs, Inputs, given_inputs
+from einnet_explore.pipeline.given_inputs import GivenInputs
 from einnet_explore.pipeline.layouts import estimate_equation
 from einnet_explore.pipeline.model_spelling import with_normal_spelling
 from einnet_explore.pipeline.numerics import ErrorReport, report_errors
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.partition import Skipped, Split, partition
 from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
+from einnet_explore.pipeline.remote_tuning import (
+    SearchReply,
+    SearchRequest,
+    TaskRunner,
+    tune_on_executor,
+    variants_of_reply,
+)
 from einnet_explore.pipeline.selection import Selector
 from einnet_explore.pipeline.subprogram import (
     Subprogram,
@@ -44,129 +45,17 @@ from einnet_explore.pipeline.subprogram import (
     open_original,
     operator_digest,
 )
-from einnet_explore.pipeline.tuning_context import (
-    OUT_OF_MEMORY,
-    RUNTIMES,
-    Implementations,
-    Runtime,
-    Settings,
-    TuningHistory,
-    library_forms,
-    program_model,
-)
-from einnet_explore.pipeline.tuning_task import (
-    MAX_ESTIMATE_RATIO,
-    SearchReply,
-    SearchRequest,
-    TaskRunner,
-    Trial,
-    TuningTask,
-    trial_from_json,
-    trial_to_json,
-    tune_on_executor,
-    variants_of_reply,
-)
-from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Array
-from einnet_explore.runtime.cuda import execution
+from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, Implementations, Settings, TuningHistory
+from einnet_explore.pipeline.tuning_task import MAX_ESTIMATE_RATIO, Trial, TuningTask, trial_from_json, trial_to_json
+from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import time_calls
 from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS, onnxruntime_message
-from einnet_explore.runtime.profile_store import PROFILE_PREFIX
-from einnet_explore.strategies.rounding_levels import parse_level
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.executors import WorkExecutor
 from einnet_explore.support.json_values import JsonObject, as_integer, as_number, as_object
-from einnet_explore.support.limits import STARVATION_FACTOR, available_cores
-from einnet_explore.support.status_line import status_line
+from einnet_explore.support.limits import STARVATION_FACTOR
 from einnet_explore.support.wording import count_noun
-
-NOTHING: Mapping[str, tuple[int, ...]] = {}
-
-
-def read_model(
-    model: str | Path | Model | Program | onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]] = NOTHING
-) -> Model:
-    """Return *model*, read from a file if it is a path; programs are exported first."""
-    match model:
-        case Model():
-            return model
-        case Program():
-            return load_model(program_model(list(islice(library_forms(model), 2))[-1], {}), shapes)
-        case _:
-            return load_model(model, shapes)
-
-
-MAX_THREADS_PER_CORE = 4
-"""Threads that may share a core of this machine: with thousands, each measurement takes minutes."""
-
-
-def make_settings(
-    device: str,
-    threads: int | None,
-    max_depth: int,
-    runtime: str = "plan",
-    numerics: str = "approximate",
-    error_bound: float | None = None,
-) -> Settings:
-    """Return the settings of tuning; raises ValueError for an unknown device, runtime, level or number.
-
-    *error_bound* is needed at the level ``bf16``, for the runtime ``plan``, and refused at others.
-    """
-    check_device(device)
-    count, cores = threads or available_cores(), os.cpu_count() or 1
-    if count > (most := MAX_THREADS_PER_CORE * cores):
-        raise ValueError(f"{count} threads: expected at most {most} on {count_noun(cores, 'core')}")
-    level, chosen = parse_level(numerics), parse_runtime(runtime)
-    if level == "bf16" and chosen != "plan":
-        raise ValueError(f"numerics bf16 with the runtime {chosen}, which multiplies in float32: expected plan")
-    if level == "bf16" and error_bound is None:
-        raise ValueError("numerics bf16: found no error bound, expected one, such as 0.05 of the largest output")
-    if error_bound is not None and (level != "bf16" or not 0 < error_bound < 1):
-        raise ValueError(f"error bound {error_bound:g} with numerics {level}: expected one between 0 and 1, with bf16")
-    bound = MAX_RELATIVE_ERROR if error_bound is None else error_bound
-    return Settings(count, max_depth, runtime=chosen, numerics=level, error_bound=bound)
-
-
-def parse_runtime(text: str) -> Runtime:
-    """Return the runtime called *text*; raises ValueError if it is unknown."""
-    for runtime in RUNTIMES:
-        if runtime == text:
-            return runtime
-    raise ValueError(f"target runtime {text!r}: expected one of {', '.join(RUNTIMES)}")
-
-
-def check_device(device: str) -> None:
-    """Raise ValueError, with the reason, unless *device* can be used."""
-    if device == "cuda":
-        try:
-            execution.require_cuda()
-        except BackendError as error:
-            raise ValueError(f"device 'cuda': {error}; expected cpu") from None
-        raise ValueError("device 'cuda': found a GPU, which only optimize uses; expected cpu")
-    if device.startswith(PROFILE_PREFIX):
-        raise ValueError(
-            f"device {device!r}: whole models are measured where they run; a profile orders the candidates of derive, "
-            f"and of python -m benchmarks.gpu bundle OUT.zip --model FILE.onnx --device {device}, which the device "
-            "then measures; expected cpu"
-        )
-    if device != "cpu":
-        raise ValueError(f"device {device!r}: found no such device, expected cpu")
-
-
-def parse_budget(budget: float | str | None) -> float | None:
-    """Return seconds; ``"60s"`` is an old spelling of 60, and warns.  Raises ValueError unless they are positive."""
-    if budget is None:
-        return None
-    if isinstance(budget, str):
-        warnings.warn(f"budget={budget!r} is deprecated: write a number of seconds", DeprecationWarning, stacklevel=4)
-    try:
-        value = float(str(budget).removesuffix("s"))
-    except ValueError:
-        value = 0.0
-    if not value > 0:
-        raise ValueError(f"budget {budget!r}: expected a positive number of seconds, such as 60")
-    return value
-
 
 FAST_ENOUGH = 1.2
 """A joined subprogram with this speedup is taken without a look at its parts."""
@@ -387,6 +276,11 @@ class Optimiser:
 
     def __post_init__(self) -> None:
         self.model = with_normal_spelling(self.model, self.settings.numerics)
+
+    @property
+    def progress(self) -> str:
+        """How many subprograms have been tuned."""
+        return f"{len(self.parts)} of {count_noun(len(self.subprograms), 'subprogram')}"
 
     def status(self, interrupt: str = "Ctrl-C") -> str:
         """Say on one line the stage, the time that has passed, the best so far, and the effect of an *interrupt*.
@@ -655,68 +549,6 @@ class Optimiser:
         if not report.memory_short:
             self.history.record(report.to_json(), "numerics", *key)
         return replace(part, measured=report)
-
-
-def optimize_model(
-    model: str | Path | Model | Program | onnx.ModelProto,
-    *,
-    shapes: Mapping[str, tuple[int, ...]] = NOTHING,
-    device: str = "cpu",
-    threads: int | None = None,
-    max_depth: int = 7,
-    budget: float | str | None = None,
-    target_runtime: str = "plan",
-    numerics: str = "approximate",
-    error_bound: float | None = None,
-    states: int | None = None,
-    executor: WorkExecutor | None = None,
-    inputs: Inputs | None = None,
-) -> Optimised:
-    """Optimise an ONNX model for this machine, or a program, whose weights are inputs then.
-
-    *shapes* fixes dynamic inputs.  No subprogram is tuned after *budget* seconds, all runs of the model counted (None:
-    ``default_budget``); final selection takes half as long at most.  The *target_runtime* ``onnxruntime`` keeps
-    rewrites that pay in ONNX Runtime on the exported file, in place of those that pay in our plan.  *numerics* bounds
-    rounding differences (``strategies.rounding_levels.Level``); *error_bound*, relative to the largest output, bounds
-    the errors of products in bfloat16 at the level ``bf16``.  *states* bounds each search by its states and not by
-    the clock; *executor* (``support.executors``) runs the searches.  *inputs*, arrays by name or the path of an
-    ``.npz`` archive, are those on which the model is compared and timed (None: random ones).  A cell or a terminal
-    shows the progress; Ctrl-C keeps what was found so far.  Raises ModelError for a model that cannot be read,
-    ValueError for an unknown device or runtime, a bound that does not fit the level, and for inputs that are not those
-    of the model.
-    """
-    settings = make_settings(device, threads, max_depth, target_runtime, numerics, error_bound)
-    settings = replace(settings, states=states)
-    work = Optimiser(
-        read_model(model, shapes), settings, parse_budget(budget), executor=executor, inputs=given_inputs(inputs)
-    )
-    return run_to_end(work)
-
-
-R_co = TypeVar("R_co", covariant=True)
-
-
-class Work(Protocol[R_co]):
-    """The optimisation of a model, which a status line shows and an interrupt ends."""
-
-    interrupted: bool
-
-    def status(self, interrupt: str = "Ctrl-C") -> str: ...
-    def prepare(self) -> None: ...
-    def run(self) -> Iterable[object]: ...
-    def result(self) -> R_co: ...
-
-
-def run_to_end(work: Work[R_co]) -> R_co:
-    """Return the result of *work*, also after an interrupt."""
-    with status_line(work.status):
-        work.prepare()
-        try:
-            for _ in work.run():
-                pass
-        except KeyboardInterrupt:
-            work.interrupted = True
-        return work.result()
 
 
 def run_on(inputs: GivenInputs, model: Model, original: ExecutionPlan) -> dict[str, Array]:

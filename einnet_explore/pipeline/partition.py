@@ -5,425 +5,30 @@ not look across an activation.  The contraction takes its cheap neighbours (bias
 activation and its gate), which can become one epilogue.  Runs of at least two cheap nodes that no contraction takes
 are subprograms of their own.  All other nodes stay as they are.
 
-Contractions that may merge (horizontal fusion, Fig. 3 and Fig. 15) are joined into one subprogram, which keeps its
-parts: siblings, which read one value in a way that sibling merging accepts, and their followers in parallel, with equal
-sizes and no activation in between.
-
-Two contractions are joined with the work on rows between them (a softmax between scores and values) if vertical fusion
-finds one kernel for all of it.  The nodes of a multilinear region (products, sums, averages, scalings and moved
-elements, without a function in between) are joined if factoring across their expressions leaves fewer products.
-
 Every subprogram is convex, and so are all together: with each as one node the graph stays acyclic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from graphlib import TopologicalSorter
-from itertools import combinations, permutations
-from math import prod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from einnet_explore.analysis.counts import is_compute_bound
-from einnet_explore.analysis.products import describe_nonlinearity
-from einnet_explore.ir import ELEMENT_TYPES, Access, Apply, Const, Equation, Program, Scope, scopes, tensors
-from einnet_explore.onnx_import import OPERATORS_ONNX, express
+from einnet_explore.ir import Equation, tensors
+from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.onnx_import.node_call import NotUnderstood, assemble
 from einnet_explore.pipeline.folded_weights import find_masks, with_conditions
-from einnet_explore.pipeline.subprogram import Subprogram, anonymize
-from einnet_explore.rules import SIBLING_MERGING
-from einnet_explore.rules.sibling_merging import Siblings
-from einnet_explore.strategies.factoring import factorings, products_at_run_time
-from einnet_explore.strategies.vertical_fusion import generate_rest, vertical_fusions
-
-CHEAP_KINDS = ("elementwise", "activation", "layout")
-"""Kinds of work that join a neighbour's group."""
-
-
-def work_kind(node: ModelNode) -> str:
-    """Return the kind of work of an understood node; an interpolation is neither cheap nor worth a subprogram."""
-    return "interpolation" if any(node.constants) else OPERATORS_ONNX[node.op].kind
-
-
-@dataclass(slots=True)
-class NodeGroups:
-    """The nodes of a model in disjoint groups; a group is named by one of its members."""
-
-    model: Model
-    understood: Mapping[int, tuple[Equation, ...]]
-    of: list[int] = field(init=False)
-    members: dict[int, set[int]] = field(init=False)
-    before: list[set[int]] = field(init=False)
-    after: list[set[int]] = field(init=False)
-    readers: dict[int, set[int]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        nodes = self.model.nodes
-        maker = {name: n for n, node in enumerate(nodes) for name in node.results}
-        self.of = list(range(len(nodes)))
-        self.members = {n: {n} for n in self.of}
-        self.before = [{maker[name] for name in node.reads if name in maker} for node in nodes]
-        self.after = [set() for _ in nodes]
-        for n, sources in enumerate(self.before):
-            for source in sources:
-                self.after[source].add(n)
-        self.readers = {n: set(found) for n, found in enumerate(self.after)}
-
-    def kind(self, n: int) -> str:
-        """Return the kind of work of node *n*; empty if it is not understood."""
-        return work_kind(self.model.nodes[n]) if n in self.understood else ""
-
-    def free(self, n: int) -> bool:
-        """Whether node *n* is cheap and in no group yet."""
-        return self.kind(n) in CHEAP_KINDS and len(self.members[self.of[n]]) == 1
-
-    def size(self, n: int) -> int:
-        """Return the number of elements that node *n* computes."""
-        return sum(prod(self.model.shape(name)) for name in self.model.nodes[n].results)
-
-    def join(self, source: int, reader: int) -> bool:
-        """Join the groups of *source* and of its *reader*, unless a path between them visits a third.
-
-        With every group as one node the graph stays acyclic, so a path back from the reader need not be looked for.
-        """
-        a, b = self.of[source], self.of[reader]
-        if a == b:
-            return True
-        if self._leads_around(a, b):
-            return False
-        for n in self.members[b]:
-            self.of[n] = a
-        self.members[a] |= self.members.pop(b)
-        self.readers[a] = {self.of[g] for g in self.readers[a] | self.readers.pop(b)} - {a}
-        return True
-
-    def join_all(self, nodes: set[int]) -> None:
-        """Join each of *nodes* with those of them that it reads."""
-        for n in sorted(nodes):
-            for source in sorted(self.before[n] & nodes):
-                self.join(source, n)
-
-    def program_of(self, nodes: set[int]) -> Program:
-        """Return the program of *nodes*, whose output is the last one's, with names by position."""
-        equations = tuple(e for n in sorted(nodes) for e in self.understood[n])
-        return anonymize(assemble(equations, (equations[-1].name,))).program
-
-    def join_horizontally(self, one: int, other: int) -> bool:
-        """Join two groups that need not read one another, unless a path between them visits a third."""
-        a, b = self.of[one], self.of[other]
-        return a == b or (not self._leads_around(b, a) and self.join(one, other))
-
-    def contractions(self, group: int) -> tuple[int, ...]:
-        """Return the contractions in *group*."""
-        return tuple(n for n in sorted(self.members[group]) if self.kind(n) == "contraction")
-
-    def dependent(self, one: int, other: int) -> bool:
-        """Whether one of two nodes needs the other, directly or through others."""
-        return any(self._needs(a, b) for a, b in ((one, other), (other, one)))
-
-    def _needs(self, reader: int, source: int) -> bool:
-        waiting, seen = [reader], set[int]()
-        while waiting:
-            fresh = self.before[waiting.pop()] - seen
-            if source in fresh:
-                return True
-            seen |= fresh
-            waiting.extend(fresh)
-        return False
-
-    def _leads_around(self, a: int, b: int) -> bool:
-        """Whether a path from group *a* to group *b* visits another group."""
-        waiting = self._readers(a) - {b}
-        seen = set(waiting)
-        while waiting:
-            here = self._readers(waiting.pop())
-            if b in here:
-                return True
-            waiting |= here - seen
-            seen |= here
-        return False
-
-    def _readers(self, group: int) -> set[int]:
-        # Groups joined since are still called by their old names here.
-        return {self.of[g] for g in self.readers[group]} - {group}
-
-    def groups(self) -> Iterable[tuple[int, ...]]:
-        """Return the groups in an executable order."""
-        left = {g: {self.of[m] for n in ns for m in self.before[n]} - {g} for g, ns in self.members.items()}
-        order = TopologicalSorter({g: left[g] for g in sorted(left, key=lambda g: min(self.members[g]))})
-        return tuple(tuple(sorted(self.members[g])) for g in order.static_order())
-
-
-ROW_WORK_KINDS = ("elementwise", "activation", "layout", "reduction")
-"""Kinds of work on rows that may stand between two contractions."""
-
-
-def join_rows(units: NodeGroups) -> None:
-    """Join two contractions and the nodes between them if all of it is work on rows."""
-    for last in units.understood:
-        if units.kind(last) == "contraction":
-            group = _without_siblings_layouts(units, _nodes_between(units, last))
-            if sum(units.kind(n) == "contraction" for n in group) == 2:
-                moved = group | _moves_after(units, last)
-                units.join_all(next((g for g in (moved, group) if fuses_into_one(units.program_of(g))), set()))
-
-
-@lru_cache(256)  # layers of one model are often equal
-def fuses_into_one(program: Program) -> bool:
-    """Whether vertical fusion leaves one compute-bound kernel and nothing open."""
-    finished = (done for fused in vertical_fusions(program) if (done := generate_rest(fused)) is not None)
-    return any(sum(is_compute_bound(e.scope) for e in done.end.equations) == 1 for done in finished)
-
-
-def _nodes_between(units: NodeGroups, last: int) -> set[int]:
-    """Return *last*, the nodes that only it reads back to another contraction, and re-indexings before either.
-
-    Nodes that scale an operand of the other contraction join too: they scale its result as well.
-    """
-    group, waiting = {last}, [last]
-    while waiting:
-        n = waiting.pop()
-        for source in sorted(units.before[n] - group):
-            front = n == last or units.kind(n) in ROW_WORK_KINDS
-            inside = front and not _is_complete(units, group)
-            kinds = (*ROW_WORK_KINDS, "contraction") if inside else ("layout",)
-            alone = units.after[source] <= group and len(units.model.nodes[source].results) == 1
-            scales = n != last and not inside and _is_scaling(units.understood.get(source, ()))
-            fits = scales or units.kind(source) in kinds
-            if alone and fits and len(units.members[units.of[source]]) == 1:
-                group.add(source)
-                waiting.append(source)
-    return group
-
-
-def _moves_after(units: NodeGroups, last: int) -> set[int]:
-    """Return the re-indexings of the result of *last*, each the only reader of the one before."""
-    found = set[int]()
-    while len(units.after[last]) == 1:
-        (last,) = units.after[last]
-        if units.kind(last) != "layout" or not units.free(last):
-            break
-        found.add(last)
-    return found
-
-
-def _is_scaling(equations: tuple[Equation, ...]) -> bool:
-    """Whether *equations* are the product of one read and a constant."""
-    match [e.scope for e in equations]:
-        case [Scope(summations=(), body=Apply("*", (Const(), Access())))]:
-            return True
-    return False
-
-
-def _without_siblings_layouts(units: NodeGroups, group: set[int]) -> set[int]:
-    """Return *group* without re-indexings of the results of contractions that have siblings.
-
-    They stay with the siblings: parts of a merged product (the heads of Q, K and V) are re-indexed as they are cut.
-    """
-    front: set[int] = set()
-    for n in sorted(group):
-        if units.kind(n) == "layout" and units.before[n] & group <= front:
-            front.add(n)
-    return {n for n in group if n not in front or not _has_sibling(units, n)}
-
-
-def _has_sibling(units: NodeGroups, n: int) -> bool:
-    """Whether cheap nodes alone lead from a contraction to node *n*, and it merges with another of the same input."""
-    while units.kind(n) in CHEAP_KINDS and len(units.before[n]) == 1:
-        (n,) = units.before[n]
-    if units.kind(n) != "contraction":
-        return False
-    read = {name for name in units.model.nodes[n].reads if name not in units.model.weights}
-    others = (m for m in units.understood if m != n and units.kind(m) == "contraction")
-    return any(
-        not read.isdisjoint(units.model.nodes[m].reads) and are_mergeable(units.understood[n], units.understood[m])
-        for m in others
-    )
-
-
-def _is_complete(units: NodeGroups, group: set[int]) -> bool:
-    """Whether *group* holds both contractions."""
-    return sum(units.kind(n) == "contraction" for n in group) > 1
-
-
-MAX_PRODUCT_SHARE = 0.9
-"""A region is joined if factoring across its expressions leaves less than this part of the products."""
-
-
-MAX_REGION_NODES = 64
-"""A region with more nodes is cut at the smallest tensors."""
-
-
-def join_products(units: NodeGroups) -> tuple[Skipped, ...]:
-    """Join the nodes of each multilinear region that factoring across expressions replaces with fewer products.
-
-    Return the nodes before which the regions of contractions end, and why.
-    """
-    inside, ends = set[int](), dict[int, str]()
-    for last in sorted(units.understood, reverse=True):
-        region, found = _multilinear_region(units, last)
-        if last not in inside and any(units.kind(n) == "contraction" for n in region):
-            inside |= region
-            ends |= found
-        if len(region) > 1 and any(units.kind(n) == "contraction" for n in region):
-            owners = [n for n in sorted(region) for _ in units.understood[n]]
-            joined = {owners[number] for number in factored_equations(units.program_of(region))}
-            if any(units.kind(n) == "contraction" for n in joined):
-                units.join_all(_without_front(units, joined))
-    return tuple(Skipped(units.model.nodes[n].name, why) for n, why in sorted(ends.items()))
-
-
-def _without_front(units: NodeGroups, nodes: set[int]) -> set[int]:
-    """Return *nodes* without scalings and shifts before the others: what computes their operands does these as well."""
-    left = set(nodes)
-    for n in sorted(nodes):
-        operands = [name for name in units.model.nodes[n].reads if name not in units.model.weights]
-        if units.kind(n) == "elementwise" and len(operands) == 1 and not units.before[n] & left:
-            left.remove(n)
-    return left
-
-
-def _multilinear_region(units: NodeGroups, last: int) -> tuple[set[int], dict[int, str]]:
-    """Return *last* and the nodes back from it whose results only the region reads, all of them sums of products.
-
-    And the understood nodes that others of them read, with the reasons why they are outside.  Large results are
-    followed first, so a region that is cut for its size ends at small ones.
-    """
-    outputs = {value.name for value in units.model.outputs}
-    region, ends = set[int](), dict[int, str]()
-    waiting = [last]
-    while waiting:
-        n = max(waiting, key=lambda n: (units.size(n), n))
-        waiting.remove(n)
-        why = _why_outside(units, n)
-        if n != last and not (units.after[n] <= region and outputs.isdisjoint(units.model.nodes[n].results)):
-            why = why or "others read its result"
-        elif len(region) == MAX_REGION_NODES:
-            why = why or f"the region has {MAX_REGION_NODES} nodes"
-        if why:
-            ends[n] = why
-            continue
-        region.add(n)
-        ends.pop(n, None)
-        waiting += [source for source in units.before[n] if source in units.understood and source not in waiting]
-    return region, ends
-
-
-def _why_outside(units: NodeGroups, n: int) -> str:
-    """Return why node *n* can be in no multilinear region; empty if it can."""
-    reasons = (describe_nonlinearity(e.scope) for e in units.understood[n])
-    joined = "it is in one kernel with other nodes" if len(units.members[units.of[n]]) > 1 else ""
-    return next((why for why in reasons if why), joined)
-
-
-@lru_cache(256)  # layers of one model are often equal
-def factored_equations(program: Program) -> frozenset[int]:
-    """Return the numbers of the equations that factoring replaces, if few of their products are left.
-
-    Only sums count: element-wise work becomes part of the kernels around it without factoring.
-    """
-    joined: frozenset[int] = frozenset()
-    for found in factorings(program):
-        old, new = (set(one.equations) - set(other.equations) for one, other in permutations((program, found.end)))
-        if _summed_products(found.end, new) < MAX_PRODUCT_SHARE * _summed_products(program, old):
-            joined = frozenset(n for n, e in enumerate(program.equations) if e in old)
-    return joined
-
-
-def _summed_products(program: Program, equations: Collection[Equation]) -> int:
-    """Return the products that those of *equations* form that sum."""
-    sums = {e.name for e in equations if any(y.extent > 1 for _, s in scopes(e.scope) for y in s.summations)}
-    return products_at_run_time(program, sums)
-
-
-def join_siblings(units: NodeGroups) -> None:
-    """Join groups of contractions that read one value, if sibling merging accepts two of their expressions."""
-    readers: dict[str, dict[int, None]] = {}
-    for n in sorted(units.understood):
-        if units.contractions(group := units.of[n]):
-            for name in units.model.nodes[n].reads:
-                if name not in units.model.weights:
-                    readers.setdefault(name, {})[group] = None
-    for groups in readers.values():
-        for one, other in combinations(groups, 2):
-            a, b = units.of[one], units.of[other]
-            if a != b and are_mergeable(_equations(units, a), _equations(units, b)):
-                units.join_horizontally(a, b)
-
-
-def are_mergeable(one: tuple[Equation, ...], other: tuple[Equation, ...]) -> bool:
-    """Whether sibling merging accepts an equation of *one* with one of *other*, over a tensor that is no weight.
-
-    One may read results of the other, as a gate does, but not both of one another.
-    """
-    if _reads_result_of(one, other):
-        one, other = other, one
-    if _reads_result_of(one, other):
-        return False
-    program = assemble((*one, *other), tuple(e.name for e in (*one, *other)))
-    return _merges_across(anonymize(program).program, len(one))
-
-
-@lru_cache(256)  # layers of one model are often equal
-def _merges_across(program: Program, count: int) -> bool:
-    """Whether sibling merging accepts one of the first *count* equations with one of the others."""
-    weights = {t.name for t in program.inputs if t.weight}
-    names = [e.name for e in program.equations]
-    ours, theirs = set(names[:count]), set(names[count:])
-    for n, equation in enumerate(program.equations):
-        for match in SIBLING_MERGING.matches(program, (n,)):
-            params: Siblings = match.params
-            together = {equation.name, *params.others}
-            if params.tensor not in weights and together & ours and together & theirs:
-                return True
-    return False
-
-
-def _reads_result_of(one: tuple[Equation, ...], other: tuple[Equation, ...]) -> bool:
-    """Whether *one* reads a result of *other*."""
-    made = {e.name for e in other}
-    return any(t.name in made for e in one for t in tensors(e.scope))
-
-
-def join_parallel(units: NodeGroups) -> None:
-    """Join siblings with contractions that follow them in parallel: equal sizes, independent, no activation between."""
-    for group in [g for g in units.members if len(units.contractions(g)) > 1]:
-        after = [n for n in sorted(units.understood) if units.kind(n) == "contraction" and _follows(n, group, units)]
-        for one, other in combinations(after, 2):
-            independent = not units.before[one] & units.before[other] and not units.dependent(one, other)
-            if independent and _tensor_sizes(one, units) == _tensor_sizes(other, units):
-                # The sum of both may be with either: then that one has to come second.
-                for first, second in ((one, other), (other, one)):
-                    if units.join(group, first):
-                        units.join(group, second)
-                        break
-
-
-def _follows(n: int, group: int, units: NodeGroups) -> bool:
-    """Whether node *n*, outside *group*, reads the result of a contraction in it through no activation."""
-    inside = units.members[units.of[group]]
-    waiting, found = list(units.before[n] & inside) if n not in inside else [], False
-    while waiting:
-        match units.kind(m := waiting.pop()):
-            case "contraction":
-                found = True
-            case "activation":
-                return False
-            case _:
-                waiting.extend(units.before[m] & inside)
-    return found
-
-
-def _tensor_sizes(n: int, units: NodeGroups) -> tuple[list[int], ...]:
-    """Return the sizes of the tensors that node *n* reads and computes."""
-    node = units.model.nodes[n]
-    return tuple(sorted(prod(units.model.shape(name)) for name in names) for names in (node.reads, node.results))
-
-
-def _equations(units: NodeGroups, group: int) -> tuple[Equation, ...]:
-    return tuple(e for n in sorted(units.members[group]) for e in units.understood.get(n, ()))
+from einnet_explore.pipeline.joins import (
+    join_around_contractions,
+    join_chains,
+    join_conversions,
+    join_parallel,
+    join_products,
+    join_rows,
+    join_siblings,
+)
+from einnet_explore.pipeline.node_groups import NodeGroups, work_kind
+from einnet_explore.pipeline.subprogram import Subprogram
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,11 +49,6 @@ class Split:
     """Nodes before which a region of sums of products ends, and why."""
 
 
-def split_model(model: Model) -> tuple[Subprogram, ...]:
-    """Return the subprograms of *model*."""
-    return partition(model).subprograms
-
-
 def partition(model: Model) -> Split:
     """The subprograms of *model* and, for every other node, why it is in none."""
     understood: dict[int, tuple[Equation, ...]] = {}
@@ -465,14 +65,14 @@ def partition(model: Model) -> Split:
             case equations:
                 understood[n] = tuple(replace(e, scope=with_conditions(e.scope, masks)) for e in equations)
     units = NodeGroups(model, understood)
-    _join_conversions(units)
+    join_conversions(units)
     join_rows(units)
     ends = join_products(units)
-    _join_around_contractions(units)
+    join_around_contractions(units)
     single = tuple(units.groups())
     join_siblings(units)
     join_parallel(units)
-    _join_chains(units)
+    join_chains(units)
     readers: dict[str, set[int]] = {}
     for n, node in enumerate(model.nodes):
         for name in node.reads:
@@ -484,9 +84,13 @@ def partition(model: Model) -> Split:
             skipped[n] = f"{model.nodes[n].op} alone is no subprogram"
     return Split(
         tuple(replace(_subprogram(g, units, readers), parts=_parts(g, single, units, readers)) for g in groups),
-        tuple(Skipped(model.nodes[n].name, why) for n, why in sorted(skipped.items())),
-        ends,
+        _name_nodes(model, skipped),
+        _name_nodes(model, ends),
     )
+
+
+def _name_nodes(model: Model, reasons: Mapping[int, str]) -> tuple[Skipped, ...]:
+    return tuple(Skipped(model.nodes[n].name, why) for n, why in sorted(reasons.items()))
 
 
 def _used_nodes(model: Model) -> set[int]:
@@ -514,81 +118,6 @@ def _typed_equations(node: ModelNode, model: Model) -> tuple[Equation, ...] | No
         if tensor.dtype not in KERNEL_TYPES:
             return NotUnderstood(f"elements are {tensor.dtype}, subprograms have {', '.join(KERNEL_TYPES)}")
     return found
-
-
-def _join_conversions(units: NodeGroups) -> None:
-    """Join each contraction with the nodes before it that make its operands from narrower elements, and move them."""
-    for n in units.understood:
-        for source in sorted(units.before[n]) if units.kind(n) == "contraction" else ():
-            reader = n
-            for node in _conversion(units, source, n):
-                units.join(node, reader)
-                reader = node
-
-
-def _conversion(units: NodeGroups, source: int, reader: int) -> list[int]:
-    """Return *source* and the nodes before it up to one that widens elements or reads weights only; else nothing.
-
-    Nobody else may read them.
-    """
-    found = list[int]()
-    while units.free(source) and units.after[source] == {reader}:
-        found.append(source)
-        if _widens(units.understood[source][-1]) or units.model.weights.keys() >= {*units.model.nodes[source].reads}:
-            return found
-        if units.kind(source) != "layout" or len(units.before[source]) != 1:
-            break
-        reader, (source,) = source, units.before[source]
-    return []
-
-
-def _widens(equation: Equation) -> bool:
-    """Return whether each element of *equation* is computed from one of a narrower type."""
-    made = equation.tensor
-    read = (t for t in tensors(equation.scope) if t.shape == made.shape)
-    return any(ELEMENT_TYPES[t.dtype].bits < ELEMENT_TYPES[made.dtype].bits for t in read)
-
-
-def _join_around_contractions(units: NodeGroups) -> None:
-    """Join each contraction with the cheap nodes that read its group, and with re-indexings before it.
-
-    A node with a larger result is left out: a small product that scales a large tensor has no part in its cost.  So is
-    one with wider elements: narrow ones are written.
-    """
-    for n in units.understood:
-        if units.kind(n) != "contraction":
-            continue
-        for source in units.before[n]:
-            if units.kind(source) == "layout" and units.free(source) and units.after[source] == {n}:
-                units.join(source, n)
-        frontier = sorted(units.after[n])
-        while frontier:
-            m = frontier.pop(0)
-            inside = units.of[m] == units.of[n] and units.kind(m) != "contraction"
-            fits = units.free(m) and units.size(m) <= units.size(n) and not _widens(units.understood[m][-1])
-            fits = fits and _keeps_values_inside(m, n, units)
-            if inside or (fits and units.join(n, m)):
-                frontier = sorted({*frontier, *units.after[m]})
-
-
-def _keeps_values_inside(m: int, n: int, units: NodeGroups) -> bool:
-    """Whether the values that node *m* reads of the group of *n* are read by that group alone, once cheap readers join.
-
-    Otherwise the value is written in any case.  A gate (``x·sigmoid(x)``) reads a value and what became of it.
-    """
-    group = units.members[units.of[n]] | {m}
-    open_ = units.before[m] & group
-    return all(reader in group or units.free(reader) for source in open_ for reader in units.after[source])
-
-
-def _join_chains(units: NodeGroups) -> None:
-    """Join the cheap nodes and reductions that are left with their producers, unless others read these."""
-    left = [n for n in units.understood if units.free(n) or units.kind(n) == "reduction"]
-    rest = set(left)
-    for n in left:
-        for source in sorted(units.before[n] & rest):
-            if units.after[source] <= rest:
-                units.join(source, n)
 
 
 def _is_worthwhile(group: tuple[int, ...], model: Model, understood: Mapping[int, tuple[Equation, ...]]) -> bool:

@@ -7,208 +7,53 @@ The nodes that stay run in as few sessions as the replaced groups allow: with
 (groups take the largest *s* before them, -1 if there is none), all nodes of one *s* run in one session.  The longest
 alternation along a path forces that many, so fewer are impossible.
 
-``ModelRegions`` extracts any set of a model's nodes, from border to border, as a model of its own.
-
 If a session can run every compiled program (``runtime.onnx_fragment``), there is one session: original nodes and
 programs are written into one graph, in which ONNX Runtime lays out memory and shares its threads.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
-from time import perf_counter
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from einnet_explore.onnx_export.export import Replacement, rewrite_model
 from einnet_explore.onnx_import.load import restore_folded_nodes
-from einnet_explore.onnx_import.model import Model, ModelNode, list_nodes
+from einnet_explore.onnx_import.model import Model, ModelNode
+from einnet_explore.pipeline.model_sessions import (
+    Border,
+    ModelRegions,
+    ReopenedSession,
+    constant_array,
+    describe_nodes,
+    open_session,
+    original_session,
+    run_session,
+)
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.onnx_fragment import (
     DOMAIN,
     LOADED_KERNELS,
-    ONNXRUNTIME_ERRORS,
     FragmentWriter,
     KernelTable,
     Waiting,
     copy_to_large_pages,
     initializer,
-    onnxruntime_message,
     opset_imports,
-    register_custom_ops,
-    session_options,
     share_equal_weights,
     share_initializers,
 )
 from einnet_explore.runtime.program import CompiledProgram
 from einnet_explore.support.errors import Refused
-
-Border: TypeAlias = "tuple[tuple[str, ...], tuple[str, ...]]"
-"""The names of the values that enter nodes of a model, and of those that leave them."""
-
-
-def describe_nodes(nodes: Collection[ModelNode]) -> str:
-    """Describe *nodes* in a message."""
-    return ("node " if len(nodes) == 1 else "nodes ") + ", ".join(f"{node.name} ({node.op})" for node in nodes)
-
-
-class ModelRegions:
-    """A model, indexed for the extraction of submodels."""
-
-    def __init__(self, proto: onnx.ModelProto) -> None:
-        self.proto = proto
-        graph = proto.graph
-        self.nodes = list_nodes(graph)
-        self.weights = {w.name: w for w in graph.initializer}
-        self.sparse = {w.values.name: w for w in graph.sparse_initializer}
-        self.inputs = tuple(v.name for v in graph.input if v.name not in self.weights)
-        self.outputs = tuple(v.name for v in graph.output)
-        self.infos = {v.name: v for v in (*graph.value_info, *graph.output, *graph.input)}
-
-    def constant(self, name: str) -> bool:
-        """Whether *name* is a weight."""
-        return name in self.weights or name in self.sparse
-
-    def named(self, names: Iterable[str]) -> tuple[ModelNode, ...]:
-        """The nodes called *names*, in the order of the model; raises Refused for one that it does not have."""
-        wanted = set(names)
-        if unknown := wanted - {node.name for node in self.nodes}:
-            raise Refused(f"node {', '.join(sorted(unknown))}: found no such node, expected one of the model's")
-        return tuple(node for node in self.nodes if node.name in wanted)
-
-    def border(self, nodes: Collection[ModelNode]) -> Border:
-        """Return the values that *nodes* read from elsewhere (no weights), and their results that are used there."""
-        made = {name for node in nodes for name in node.results}
-        own = {node.name for node in nodes}
-        reads = dict.fromkeys(name for node in nodes for name in node.reads)
-        needed = {name for node in self.nodes if node.name not in own for name in node.reads} | set(self.outputs)
-        inputs = tuple(name for name in reads if name not in made and not self.constant(name))
-        return inputs, tuple(name for node in nodes for name in node.results if name in needed)
-
-    def extract(self, nodes: Collection[ModelNode]) -> onnx.ModelProto:
-        """Return *nodes*, in the order of the model, as a model from border to border."""
-        inputs, outputs = self.border(nodes)
-        if not outputs:
-            raise Refused(f"{describe_nodes(nodes)}: found no value that is used elsewhere, expected one")
-        reads = {name for node in nodes for name in node.reads} | set(outputs)
-        if untyped := [name for name in inputs if name not in self.infos]:
-            raise Refused(
-                f"{describe_nodes(nodes)}: found no type for {', '.join(untyped)}, expected one from shape inference"
-            )
-        graph = helper.make_graph(
-            [node.proto for node in nodes],
-            self.proto.graph.name or "region",
-            [self.infos[name] for name in inputs],
-            [self.infos.get(name) or onnx.ValueInfoProto(name=name) for name in outputs],
-            initializer=[w for name, w in self.weights.items() if name in reads],
-            sparse_initializer=[w for name, w in self.sparse.items() if name in reads],
-            value_info=[v for v in self.proto.graph.value_info if v.name in reads and v.name not in outputs],
-        )
-        return helper.make_model(
-            graph,
-            functions=list(self.proto.functions),
-            opset_imports=list(self.proto.opset_import),
-            ir_version=self.proto.ir_version,
-        )
-
-
-def open_session(
-    model: onnx.ModelProto | bytes | str,
-    threads: int,
-    waiting: Waiting = "spin",
-    nodes: Collection[ModelNode] = (),
-    adjust: Callable[[onnxruntime.SessionOptions], object] = lambda options: None,
-    whole: str = "the model",
-) -> onnxruntime.InferenceSession:
-    """Open *model* (or its path) in ONNX Runtime with all graph optimisations; raises Refused if that fails.
-
-    *adjust* may change the options.  Messages name *nodes*, or *whole* for a model that is no part of another.
-    """
-    kernels = isinstance(model, onnx.ModelProto) and bool(opset_imports(model.graph.node))
-    options = session_options(threads, waiting)
-    if kernels:
-        register_custom_ops(options)
-    adjust(options)
-    try:
-        held = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
-        return onnxruntime.InferenceSession(held, options, providers=["CPUExecutionProvider"])
-    except ONNXRUNTIME_ERRORS as error:
-        where = describe_nodes(nodes) if nodes else whole
-        raise Refused(f"{where}: ONNX Runtime refuses: {onnxruntime_message(error)}") from error
-
-
-def run_session(
-    session: onnxruntime.InferenceSession,
-    outputs: Collection[str],
-    feeds: Mapping[str, Array],
-    stop: float = math.inf,
-) -> Sequence[Array]:
-    """Return *outputs* of *session* for *feeds*; raises Refused if the run fails, TimeoutError if it runs until *stop*.
-
-    *stop* is a time of ``perf_counter``; the run ends after the node that is computed then.
-    """
-    if stop == math.inf:
-        return _run(session, outputs, feeds, None)
-    options = onnxruntime.RunOptions()
-    timer = threading.Timer(stop - perf_counter(), setattr, (options, "terminate", True))
-    timer.start()
-    try:
-        return _run(session, outputs, feeds, options)
-    except Refused:
-        if perf_counter() > stop:
-            raise TimeoutError("the budget was reached") from None
-        raise
-    finally:
-        timer.cancel()
-
-
-def _run(
-    session: onnxruntime.InferenceSession,
-    outputs: Collection[str],
-    feeds: Mapping[str, Array],
-    options: onnxruntime.RunOptions | None,
-) -> Sequence[Array]:
-    try:
-        return session.run(outputs, feeds, options)  # type: ignore[no-any-return]
-    except ONNXRUNTIME_ERRORS as error:
-        raise Refused(f"ONNX Runtime fails: {onnxruntime_message(error)}") from error
-
-
-def subgraph_session(
-    model: Model | onnx.ModelProto,
-    node_names: Iterable[str],
-    threads: int = 1,
-    adjust: Callable[[onnxruntime.SessionOptions], object] = lambda options: None,
-) -> onnxruntime.InferenceSession:
-    """Open a session of the nodes called *node_names*, unchanged: the original of a subprogram.
-
-    Its inputs and outputs are the values that cross the group's border; it holds its weights.  *adjust* may change the
-    options.  Raises Refused, with the nodes, if one is unknown, a border value has no known type, or ONNX Runtime
-    refuses.
-    """
-    regions = ModelRegions(model.proto if isinstance(model, Model) else model)
-    nodes = regions.named(node_names)
-    return open_session(regions.extract(nodes), threads, nodes=nodes, adjust=adjust)
-
-
-def is_quantised(nodes: Iterable[ModelNode]) -> bool:
-    """Whether ONNX Runtime may compute *nodes* otherwise than as they are defined: by operators on quantised values."""
-    return any(node.op == "DequantizeLinear" for node in nodes)
-
-
-def keep_definitions(options: onnxruntime.SessionOptions) -> None:
-    """Let a session compute nodes between ``DequantizeLinear`` and ``QuantizeLinear`` in floating point."""
-    options.add_session_config_entry("session.disable_quant_qdq", "1")
 
 
 def check_disjoint(groups: Iterable[Collection[ModelNode]]) -> None:
@@ -430,7 +275,7 @@ def build_plan(
     given = {v.name: v.dtype for v in model.inputs}
     names = tuple(v.name for v in model.outputs)
     if not replacements:
-        session = ReopenedSession(lambda: _open_original(model, threads))
+        session = ReopenedSession(lambda: original_session(model, threads))
         session.open()
         segment = _whole_segment(model, session, names)
         original = PlanModel(model.original)
@@ -556,40 +401,6 @@ def _free_prefix(regions: ModelRegions) -> str:
     return prefix
 
 
-@dataclass(slots=True, eq=False)
-class ReopenedSession:
-    """A session that the next run after ``rest`` opens again with *opener*."""
-
-    opener: Callable[[], onnxruntime.InferenceSession]
-    _session: onnxruntime.InferenceSession | None = None
-
-    def open(self) -> onnxruntime.InferenceSession:
-        """Return the session, opened if it is not open; raises Refused if ONNX Runtime refuses the model."""
-        session = self._session
-        if session is None:
-            self._session = session = self.opener()
-        return session
-
-    def rest(self) -> None:
-        """Drop the session; a run in progress keeps it."""
-        self._session = None
-
-
-def _open_original(
-    model: Model, threads: int, adjust: Callable[[onnxruntime.SessionOptions], object] = lambda options: None
-) -> onnxruntime.InferenceSession:
-    proto = model.original
-    given = model.path if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF else proto
-    return open_session(given, threads, adjust=adjust, whole=model.path)
-
-
-def run_definition(model: Model, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the outputs of *model* for *feeds*, with quantised nodes computed as they are defined."""
-    session = _open_original(model, 1, keep_definitions)
-    names = [value.name for value in model.outputs]
-    return dict(zip(names, run_session(session, names, feeds), strict=True))
-
-
 def _whole_segment(model: Model, held: ReopenedSession, outputs: tuple[str, ...]) -> Segment:
     feeds = tuple(v.name for v in held.open().get_inputs())
 
@@ -631,13 +442,6 @@ def _group_segment(model: Model, regions: ModelRegions, nodes: tuple[ModelNode, 
         return [np.asarray(made[name], dtype) for name, dtype in zip(outputs, types, strict=True)]
 
     return Segment(nodes=tuple(node.name for node in nodes), replaced=True, inputs=inputs, outputs=outputs, run=run)
-
-
-def constant_array(regions: ModelRegions, name: str) -> Array:
-    """Return the weight *name*, an output of the model."""
-    if name in regions.sparse:
-        raise Refused(f"graph output {name}: found a sparse weight, expected a node's result")
-    return numpy_helper.to_array(regions.weights[name])
 
 
 def _drop_unread(segments: Sequence[Segment], outputs: Collection[str]) -> tuple[Segment, ...]:

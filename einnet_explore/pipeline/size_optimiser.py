@@ -19,10 +19,9 @@ from time import perf_counter
 import numpy as np
 import onnx
 
-from einnet_explore.ir import Program
 from einnet_explore.onnx_import.load import integers_of, load_model, read_proto
 from einnet_explore.onnx_import.model import Model, ModelError
-from einnet_explore.onnx_import.size_ranges import RangedShapes, SizeRanges, SizeTuple, read_ranges
+from einnet_explore.onnx_import.size_ranges import SizeRanges, SizeTuple
 from einnet_explore.pipeline.baseline import MIN_SPEEDUP, conservative_speedup, measurement_rounds
 from einnet_explore.pipeline.batch_independence import prove_independence
 from einnet_explore.pipeline.optimised import Optimised
@@ -35,14 +34,7 @@ from einnet_explore.pipeline.optimised_sizes import (
     with_size,
     without,
 )
-from einnet_explore.pipeline.optimiser import (
-    Optimiser,
-    TuningProgress,
-    default_budget,
-    make_settings,
-    parse_budget,
-    run_to_end,
-)
+from einnet_explore.pipeline.optimiser import Optimiser, TuningProgress, default_budget
 from einnet_explore.pipeline.plan import build_plan
 from einnet_explore.pipeline.size_dispatch import with_declared_sizes
 from einnet_explore.pipeline.tuning_context import Settings
@@ -50,6 +42,7 @@ from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, differences
 from einnet_explore.runtime.measurement import settle_seconds, time_calls
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.executors import WorkExecutor
+from einnet_explore.support.wording import count_noun
 
 MAX_MEASURED = 6
 """Sizes that were not tuned at which chunks are measured; times of others are interpolated."""
@@ -102,9 +95,9 @@ class SizeOptimiser:
             raise ModelError(f"{why} (at {self.ranges.describe(sizes)})") from None
 
     @property
-    def subprograms(self) -> int:
-        """The number of subprograms of all tuned sizes."""
-        return sum(len(work.subprograms) for work in self.works)
+    def progress(self) -> str:
+        """How many sizes have been tuned."""
+        return f"{len(self.results)} of {count_noun(len(self.ranges.tuned), 'size')}"
 
     def run(self) -> Iterable[TuningProgress]:
         """Tune the sizes one after the other; each may take an equal part of the budget that is left.
@@ -240,30 +233,3 @@ class _Interpolation:
         known = sorted((prod(each), value) for each, value in self.values.items())
         xs, ys = zip(*known, strict=True) if known else ((1,), (1.0,))
         return float(np.interp(prod(sizes), xs, ys))
-
-
-def optimize_sizes(
-    model: str | Path | Program | onnx.ModelProto,
-    shapes: RangedShapes,
-    *,
-    device: str = "cpu",
-    threads: int | None = None,
-    max_depth: int = 7,
-    budget: float | str | None = None,
-    target_runtime: str = "plan",
-    numerics: str = "approximate",
-    error_bound: float | None = None,
-    states: int | None = None,
-    executor: WorkExecutor | None = None,
-) -> OptimisedSizes:
-    """Optimise *model* for the ranges of sizes in *shapes*; no subprogram is tuned after *budget* seconds for all.
-
-    The other arguments are those of ``optimize_model``.  Raises ModelError for a model that cannot be read, and for
-    sizes that it cannot have; Refused for a program, whose sizes are fixed; ValueError for another device than a CPU.
-    """
-    if device != "cpu":
-        raise ValueError(f"device {device!r}: found a range of sizes, which only a CPU takes; expected cpu")
-    if isinstance(model, Program):
-        raise Refused("found a program and a range of sizes, expected a model with dynamic dimensions")
-    settings = replace(make_settings(device, threads, max_depth, target_runtime, numerics, error_bound), states=states)
-    return run_to_end(SizeOptimiser(model, read_ranges(model, shapes), settings, parse_budget(budget), executor))

@@ -17,8 +17,8 @@ from einnet_explore.equivalence.verdict import UNSOUND_KINDS
 from einnet_explore.ir import Instance, Program
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.baseline import random_model_inputs
+from einnet_explore.pipeline.model_sessions import is_quantised, keep_definitions, subgraph_session
 from einnet_explore.pipeline.numerics import ErrorReport, level_report
-from einnet_explore.pipeline.plan import is_quantised, keep_definitions, subgraph_session
 from einnet_explore.pipeline.tuning_context import OriginalOpener, OriginalRun
 from einnet_explore.pipeline.tuning_task import Trial
 from einnet_explore.rules import Derivation

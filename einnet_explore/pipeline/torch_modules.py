@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import onnx
 
-from einnet_explore.pipeline.optimiser import optimize_model
+from einnet_explore.pipeline.optimisation import optimize_model
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, largest_error
 from einnet_explore.runtime.measurement import time_calls
 from einnet_explore.support.errors import Refused

@@ -20,7 +20,7 @@ from einnet_explore.codegen.versions import all_versions
 from einnet_explore.cost import CostModel, cpu_default, program_seconds
 from einnet_explore.ir import Program
 from einnet_explore.onnx_export.lowering import EXPORT_OPSET, IR_VERSION, to_onnx
-from einnet_explore.pipeline.plan import open_session
+from einnet_explore.pipeline.model_sessions import open_session
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays
 from einnet_explore.runtime.implementation_choice import (
     ProfileStore,

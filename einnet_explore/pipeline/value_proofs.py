@@ -16,12 +16,11 @@ functional property verification, IEEE TCAD 21(12), 2002.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from graphlib import TopologicalSorter
 from itertools import pairwise
-from math import inf, prod
+from math import inf
 from time import perf_counter
 from typing import TypeAlias
 
@@ -29,28 +28,12 @@ import numpy as np
 
 from einnet_explore.analysis.equations import rename_tensors
 from einnet_explore.equivalence.certificate import Certificate, certify
-from einnet_explore.equivalence.verdict import PROOF_KINDS, of_two_programs, weakest_certificate
+from einnet_explore.equivalence.verdict import PROOF_KINDS, weakest_certificate
 from einnet_explore.interpreter.evaluation import evaluate
-from einnet_explore.ir import (
-    ELEMENT_TYPES,
-    FLOAT32,
-    Equation,
-    Program,
-    Scope,
-    Tensor,
-    map_tensors,
-    scopes,
-    tensors,
-)
+from einnet_explore.ir import ELEMENT_TYPES, FLOAT32, Equation, Program, Scope, Tensor, map_tensors, scopes, tensors
 from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.model import Model, ModelNode, ModelValue, Shape
-from einnet_explore.onnx_import.node_call import (
-    NotUnderstood,
-    assemble,
-    extent_iterators,
-    ravel_index,
-    unravel_index,
-)
+from einnet_explore.onnx_import.node_call import NotUnderstood, assemble, extent_iterators, ravel_index, unravel_index
 from einnet_explore.pipeline.baseline import random_model_inputs
 from einnet_explore.pipeline.folded_weights import (
     FoldedWeight,
@@ -102,11 +85,6 @@ class ProofLimits:
 PROOF_LIMITS = (ProofLimits(24, 4, 2.0, 1.0), ProofLimits(96, 16, 10.0, 10.0))
 """Limits of the comparisons, and of those that are repeated while the outputs are not proved equal."""
 
-DIFFERENCE_TOLERANCES = (SAMPLE_TOLERANCE, 1e-4, 1e-5, 1e-6)
-"""Differences of samples, in turn, up to which values of different models are taken as equal, until outputs differ."""
-
-MAX_FOLDED = 6
-"""Nodes, at most, that may be folded into one whose result differs."""
 
 NO_OUTPUTS: Mapping[str, str] = {}
 
@@ -204,7 +182,7 @@ class Sweep:
                 for second in self.candidates(first):
                     pair = None if self.are_equal(first, second) else self._proved_pair(first, second)
                     if pair is not None:
-                        self._merge(first, second)
+                        self.merge(first, second)
                         yield pair
 
     def replay(self, pairs: Iterable[ValuePair]) -> Iterable[tuple[Program, Program, Sequence[str]]]:
@@ -219,158 +197,15 @@ class Sweep:
             if node.name in self.one.opaque:
                 self._merge_opaque(node)
             for pair in (pair for first in node.results for pair in proved.get(first, ())):
-                both = self._programs(pair.first, pair.second, pair.levels)
+                both = self.programs(pair.first, pair.second, pair.levels)
                 read = sorted({t.name for program in both for t in program.inputs if t.name in self.weights})
                 yield *_comparable(*both), [content_digest({name: self.weights[name]}) for name in read]
-                self._merge(pair.first, pair.second)
+                self.merge(pair.first, pair.second)
 
     def are_equal(self, first: str, second: str) -> bool:
         """Return whether *first* and *second* were proved equal."""
         a, b = (self.same.get(side.tensor(name)) for side, name in ((self.one, first), (self.other, second)))
         return a is not None and a == b
-
-    def first_undecided(self) -> tuple[tuple[str, str], str]:
-        """Return the nodes of the first values that were not proved equal, and the reason."""
-        for node in self.one.model.nodes:
-            for first in node.results:
-                if self.one.tensor(first) in self.same:
-                    continue
-                if node.name in self.one.opaque:
-                    return (node.name, ""), f"{node}: {self.one.opaque[node.name]}"
-                second = next(iter(self.candidates(first)), None)
-                if second is None:
-                    continue
-                second, why = self.failures.get(first, (second, "not compared"))
-                twin = next((other for other in self.other.model.nodes if second in other.results), None)
-                names = (node.name, twin.name if twin else "")
-                return names, f"{first} of {node} and {second} of {twin or 'the inputs'}: {why}"
-        return ("", ""), "no value before the outputs has a counterpart in the other model"
-
-    def first_difference(self) -> tuple[tuple[str, str], str]:
-        """Return the first node whose result no value of the second model may equal, its twin, and how they differ.
-
-        Values that may be equal are taken as equal here, so this comes last: those with the same samples, compared the
-        more closely the smaller the difference is.  A difference reaches an output by values that differ; a node that
-        the second model has folded into another one need not.
-        """
-        proved = dict(self.same)
-        for tolerance in DIFFERENCE_TOLERANCES:
-            self.same = dict(proved)
-            changed = self._changed_values(tolerance)
-            if changed and (found := self._described(changed)):
-                return found
-        return ("", ""), ""
-
-    def _described(self, changed: Sequence[tuple[ModelNode, str]]) -> tuple[tuple[str, str], str] | None:
-        """Return the first of the *changed* nodes, its twin and how they differ; None if they are proved equal."""
-        pair = self._closest(changed[:MAX_FOLDED])
-        if pair is None:
-            node, _ = changed[0]
-            return (node.name, ""), f"no value of the second model may equal the result of {node}"
-        node, first, twin, second = pair
-        node, first = next((each for each in changed[:MAX_FOLDED] if self._folds(each[1], second)), (node, first))
-        term = self._term(first, second)
-        return ((node.name, twin.name), f"{first} of {node} and {second} of {twin}: {term}") if term else None
-
-    def _changed_values(self, tolerance: float) -> list[tuple[ModelNode, str]]:
-        """Return the nodes and their values by which a difference reaches an output, in order; merge equal samples."""
-        different = dict[str, ModelNode]()
-        for node in self.one.model.nodes:
-            for first in (name for name in node.results if name in self.samples[0]):
-                seconds = list(self.candidates(first, tolerance))
-                for second in seconds:
-                    self._merge(first, second)
-                if not seconds:
-                    different[first] = node
-        reached = {value.name for value in self.one.model.outputs} & different.keys()
-        for first, node in reversed(different.items()):
-            if first in reached:
-                reached |= different.keys() & set(node.reads)
-        return [(node, first) for first, node in different.items() if first in reached]
-
-    def _folds(self, first: str, second: str) -> bool:
-        """Whether weights of *second* are products of weights of *first*."""
-        known = len(self.folded)
-        with suppress(Refused):
-            self._programs(first, second, 0)
-        return len(self.folded) > known
-
-    def _term(self, first: str, second: str) -> str:
-        """Say in which term *first* and *second* differ, nothing if they are proved equal.
-
-        ``second_`` begins names of the second model.
-        """
-        try:
-            before, after = self._programs(first, second, 0)
-            if weight := self._changed_weight(before, after):
-                return weight
-            names = {t.name: f"second_{t.name.removeprefix('b_')}" for t in after.inputs}
-            names |= {t.name: t.name.removeprefix("a_") for t in before.inputs}
-            names |= {e.name: e.name for program in (before, after) for e in program.equations}
-            with interrupt_after(self.limits.proof_seconds, "the proof"):
-                found, _ = _prove(rename_tensors(_with_inputs_of(before, after), names), rename_tensors(after, names))
-        except (Refused, TimeoutError) as why:
-            return str(why)
-        if found:
-            return ""
-        return of_two_programs(found.counterexample) if found.counterexample else "they differ"
-
-    def _changed_weight(self, before: Program, after: Program) -> str:
-        """Say at which element the one weight that only *before* reads differs from that of *after*; else nothing.
-
-        One of them may be transposed.  Weights that share no element are compared if they have one name.
-        """
-        read = [[t.name for t in program.inputs if t.weight and t.name in self.weights] for program in (before, after)]
-        ours, theirs = (sorted(set(a) - set(b)) for a, b in (read, read[::-1]))
-        if len(ours) != 1 or len(theirs) != 1:
-            return ""
-        one, other = self.weights[ours[0]], self.weights[theirs[0]]
-        turned = [(np.argwhere(one != each), each) for each in (other, other.T) if each.shape == one.shape]
-        changed, other = min(turned, key=lambda found: len(found[0]), default=(np.empty(0), other))
-        names = {side.tensor(name): name for side in (self.one, self.other) for name in side.model.weights}
-        name, twin = names[ours[0]], names[theirs[0]]
-        if not len(changed) or (len(changed) == one.size and name != twin):
-            return ""
-        places: list[tuple[int, ...]] = [tuple(place.tolist()) for place in np.atleast_2d(changed)]
-        at = max(places, key=lambda place: abs(float(one[place]) - float(other[place])))
-        count = f"{len(changed)} of {one.size} elements"
-        return f"weight {name} differs in {count}, at {list(at)}: {one[at]} and {other[at]}"
-
-    def _closest(self, changed: Sequence[tuple[ModelNode, str]]) -> tuple[ModelNode, str, ModelNode, str] | None:
-        """Return the first of the *changed* values and the value of the second model with most operands in common.
-
-        Operands are what both models have equal before them.  Few that only one has come first, then equal operators.
-        """
-        second = [
-            (twin, name, operands)
-            for twin in self.other.model.nodes
-            for name in twin.results
-            if self.other.tensor(name) not in self.same and (operands := self._operands(self.other, name))
-        ]
-        found = [
-            (len(mine ^ theirs), n, node.op != twin.op, m)
-            for n, (node, first) in enumerate(changed)
-            if (mine := self._operands(self.one, first))
-            for m, (twin, name, theirs) in enumerate(second)
-            if mine & theirs and self._size(self.one, first) == self._size(self.other, name)
-        ]
-        if not found:
-            return None
-        _, n, _, m = min(found)
-        return *changed[n], second[m][0], second[m][1]
-
-    def _operands(self, side: ModelEquations, value: str) -> frozenset[str]:
-        """Return the nearest tensors with a counterpart, and the weights, of which a *value* is computed."""
-        name = side.tensor(value)
-        try:
-            definitions = self._definitions(side, side.equations[name], 0)
-        except (KeyError, Refused):
-            return frozenset()
-        read = {self.same.get(t.name, t.name) for each in definitions.values() for t in tensors(each.scope)}
-        return frozenset(read - definitions.keys())
-
-    def _size(self, side: ModelEquations, value: str) -> int:
-        return prod(self.shapes.get(side.tensor(value), ()))
 
     def _merge_opaque(self, node: ModelNode) -> None:
         operands = [self.same.get(self.one.tensor(name)) for name in node.reads]
@@ -379,9 +214,10 @@ class Sweep:
             if None not in operands and operands == theirs and _call_key(node) == _call_key(twin):
                 for first, second in zip(node.outputs, twin.outputs, strict=True):
                     if first and second:
-                        self._merge(first, second)
+                        self.merge(first, second)
 
-    def _merge(self, first: str, second: str) -> None:
+    def merge(self, first: str, second: str) -> None:
+        """Take *first* and *second* as equal."""
         a, b = self.one.tensor(first), self.other.tensor(second)
         if b in self.same:
             self.same[a] = self.same[b]
@@ -390,7 +226,7 @@ class Sweep:
 
     def _proved_pair(self, first: str, second: str) -> ValuePair | None:
         reasons = dict[str, None]()
-        for prove in (_prove, _prove_by_laws):
+        for prove in (prove_directly, _prove_by_laws):
             start = perf_counter()
             for levels in range(READ_SECOND if self.other.tensor(second) in self.same else 0, MAX_LOOK_BACK + 1):
                 if levels > 0 and perf_counter() - start > self.limits.look_back_seconds:
@@ -419,7 +255,7 @@ class Sweep:
         """
         if perf_counter() > self.stop:
             raise TimeoutError("the budget was reached")
-        before, after = _comparable(*self._programs(first, second, levels))
+        before, after = _comparable(*self.programs(first, second, levels))
         try:
             with interrupt_after(self.limits.proof_seconds, "the proof"):
                 found, between = prove(before, after)
@@ -433,12 +269,12 @@ class Sweep:
             return ValuePair(first, second, before, after, found, levels, between)
         return found.detail or "not proved"
 
-    def _programs(self, first: str, second: str, levels: int) -> tuple[Program, Program]:
+    def programs(self, first: str, second: str, levels: int) -> tuple[Program, Program]:
         """The programs of two values over representatives, *levels* of which are computed too."""
         before = self._program(self.one, self.one.tensor(first), max(levels, 0))
         after = self._program(self.other, self.other.tensor(second), levels)
         after = _with_shape(after, before.equations[-1].scope.shape)
-        return self._programs(first, second, levels) if self._define_weights(before, after) else (before, after)
+        return self.programs(first, second, levels) if self._define_weights(before, after) else (before, after)
 
     def _program(self, side: ModelEquations, name: str, levels: int) -> Program:
         """The program of tensor *name* over representatives, *levels* of which are computed too."""
@@ -454,7 +290,7 @@ class Sweep:
             )
         if root is None:
             raise Refused(f"{name} has no equation")
-        definitions = self._definitions(side, root, max(levels, 0))
+        definitions = self.definitions(side, root, max(levels, 0))
 
         def represent(t: Tensor) -> Tensor | Scope:
             known = self.same.get(t.name, t.name)
@@ -470,7 +306,7 @@ class Sweep:
         inside = tuple(Equation(one, made[one]) for one in order.static_order() if one != root.name)
         return assemble((*inside, Equation(RESULT, made[root.name])), (RESULT,))
 
-    def _definitions(self, side: ModelEquations, root: Equation, levels: int) -> Mapping[str, Equation]:
+    def definitions(self, side: ModelEquations, root: Equation, levels: int) -> Mapping[str, Equation]:
         """The equations of *root* and of what it needs, up to representatives *levels* behind the nearest."""
         found: dict[str, tuple[int, Equation]] = {}
 
@@ -625,7 +461,7 @@ def _with_shape(program: Program, shape: Shape) -> Program:
 
 def _comparable(before: Program, after: Program) -> tuple[Program, Program]:
     """Name the tensors of both by position, those of one name alike; *before* has the inputs of both."""
-    before = _with_inputs_of(before, after)
+    before = with_inputs_of(before, after)
     names: dict[str, str] = {RESULT: RESULT}
     for n, t in enumerate(before.inputs):
         names[t.name] = f"{'w' if t.weight else 'x'}{n}"
@@ -634,7 +470,8 @@ def _comparable(before: Program, after: Program) -> tuple[Program, Program]:
     return rename_tensors(before, names), rename_tensors(after, names)
 
 
-def _with_inputs_of(before: Program, after: Program) -> Program:
+def with_inputs_of(before: Program, after: Program) -> Program:
+    """Return *before* with those inputs of *after* that it does not read, too."""
     known = {t.name for t in before.inputs}
     return replace(before, inputs=(*before.inputs, *(t for t in after.inputs if t.name not in known)))
 
@@ -646,7 +483,8 @@ Prover: TypeAlias = Callable[[Program, Program], Proof]
 
 
 @lru_cache(1024)  # layers of one model are often equal
-def _prove(before: Program, after: Program) -> Proof:
+def prove_directly(before: Program, after: Program) -> Proof:
+    """Certify that both programs are equal, with nothing between them."""
     return certify(before, after, exact_elements=None), ()
 
 

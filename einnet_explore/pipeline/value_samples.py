@@ -19,7 +19,7 @@ from einnet_explore.equivalence.slices import grid_points, slice_scope
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Access, Box, Equation, Scope, Tensor, accesses, map_tensors, scopes, tensors
 from einnet_explore.onnx_import.model import Model, Shape, copy_message
-from einnet_explore.pipeline.plan import open_session, run_session
+from einnet_explore.pipeline.model_sessions import open_session, run_session
 from einnet_explore.runtime.arrays import Array
 
 PROJECTIONS = 3

@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, overload
 
 from einnet_explore.checker.record import FORMAT, load_json
 from einnet_explore.cost import program_seconds
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from einnet_explore.onnx_import.size_ranges import RangedShapes
     from einnet_explore.pipeline.given_inputs import Inputs
     from einnet_explore.pipeline.gpu_plan import GpuPlan
+    from einnet_explore.pipeline.optimisation import OptimizeOptions, TuningOptions
     from einnet_explore.pipeline.optimised import Optimised
     from einnet_explore.pipeline.optimised_sizes import OptimisedSizes
     from einnet_explore.strategies.candidate import Candidate
@@ -177,26 +178,6 @@ def graph(program: Program, title: str = "", folded: bool = False) -> Figure:
 # Imports the compilers and ONNX Runtime when it is called: ``import einnet_explore`` stays quick.
 
 
-class TuningOptions(TypedDict, total=False):
-    """The keywords of ``optimize`` that hold for a range of sizes, too."""
-
-    threads: int | None
-    budget: float | None
-    numerics: str
-    error_bound: float | None
-    target_runtime: str
-    max_depth: int
-    states: int | None
-    executor: WorkExecutor | None
-
-
-class OptimizeOptions(TuningOptions, total=False):
-    """The keywords of ``optimize`` other than the device."""
-
-    shapes: Mapping[str, tuple[int, ...]] | None
-    inputs: Inputs | None
-
-
 @overload  # shapes of single sizes match the first one
 def optimize(  # type: ignore[overload-overlap]
     model: Source,
@@ -272,62 +253,20 @@ def optimize(
     model's, and for a GPU that is missing, cannot run the model or fails; OSError if the archive of *inputs* cannot be
     read.
     """
-    from einnet_explore.onnx_import.size_ranges import are_single
+    from einnet_explore.pipeline.optimisation import OptimiserOptions, begin_optimisation, run_to_end
     from einnet_explore.pipeline.torch_modules import export_if_module
 
-    shapes = shapes or {}
-    if not are_single(shapes):
-        from einnet_explore.pipeline.size_optimiser import optimize_sizes
-
-        if inputs is not None:
-            raise ValueError("inputs: found arrays of one size, expected none for a range of sizes")
-        return optimize_sizes(
-            export_if_module(model, example_inputs),
-            shapes,
-            device=device,
-            threads=threads,
-            max_depth=max_depth,
-            budget=budget,
-            target_runtime=target_runtime,
-            numerics=numerics,
-            error_bound=error_bound,
-            states=states,
-            executor=executor,
-        )
-    if device == "cuda":
-        from einnet_explore.pipeline.gpu_optimiser import optimize_for_gpu, refuse_cpu_options
-
-        refuse_cpu_options(
-            {
-                "threads": threads,
-                "target_runtime": target_runtime != "plan",
-                "executor": executor is not None,
-                "numerics='bf16'": numerics == "bf16",
-                "error_bound": error_bound,
-            }
-        )
-        return optimize_for_gpu(
-            export_if_module(model, example_inputs),
-            shapes=shapes,
-            max_depth=max_depth,
-            budget=budget,
-            numerics=numerics,
-            states=states,
-            inputs=inputs,
-        )
-    from einnet_explore.pipeline.optimiser import optimize_model as run
-
-    return run(
-        export_if_module(model, example_inputs),
+    options = OptimiserOptions(
         shapes=shapes,
         device=device,
         threads=threads,
-        max_depth=max_depth,
         budget=budget,
-        target_runtime=target_runtime,
         numerics=numerics,
         error_bound=error_bound,
+        target_runtime=target_runtime,
+        max_depth=max_depth,
         states=states,
         executor=executor,
         inputs=inputs,
     )
+    return run_to_end(begin_optimisation(export_if_module(model, example_inputs), options))

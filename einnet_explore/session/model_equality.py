@@ -37,12 +37,13 @@ from einnet_explore.ir import Program
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.baseline import random_model_inputs
 from einnet_explore.pipeline.folded_weights import FoldedWeight
-from einnet_explore.pipeline.plan import open_session, run_session
+from einnet_explore.pipeline.model_sessions import open_session, run_session
+from einnet_explore.pipeline.value_differences import first_difference, first_undecided
 from einnet_explore.pipeline.value_proofs import Sweep, ValuePair, match_interface, open_sweep
 from einnet_explore.pipeline.value_samples import without_optimisations
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.session.comparison_graphs import side_by_side
-from einnet_explore.strategies.candidate import save_record
+from einnet_explore.strategies.candidate import save_records
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.json_values import JsonObject
 from einnet_explore.support.limits import interrupt_after
@@ -220,9 +221,9 @@ class Verdict(DisplayedAsTable):
         """
         where = Path(folder)
         where.mkdir(parents=True, exist_ok=True)
-        made = list(self._records())
-        for number, record in enumerate(made):
-            save_record(where / f"{number:04}.json", {"format": FORMAT, "version": VERSION, **record})
+        head: JsonObject = {"format": FORMAT, "version": VERSION}
+        made = {f"{number:04}": head | record for number, record in enumerate(self._records())}
+        save_records(where, made)
         return len(made)
 
     def _records(self) -> Iterable[JsonObject]:
@@ -342,7 +343,7 @@ class _Comparison:
         if not is_first and (self.difference is None or self.parts):
             self._prove(sweep)
         if self.difference is not None:
-            self.nodes, self.why = sweep.first_difference()
+            self.nodes, self.why = first_difference(sweep)
 
     def _prove(self, sweep: Sweep) -> None:
         # Outputs that differ are no reason to raise the limits.
@@ -358,7 +359,7 @@ class _Comparison:
             kind = weakest_kind(pair.certificate.kind for pair in pairs)
             is_rounded = kind == "rounded" or any(each.error for each in folded)
             return Verdict("rounded" if is_rounded else "proved", pairs, folded, seconds, models=self.models)
-        nodes, why = self.sweep.first_undecided() if self.sweep else (("", ""), "no values were compared")
+        nodes, why = first_undecided(self.sweep) if self.sweep else (("", ""), "no values were compared")
         late += "a larger budget may decide it; " if late else ""
         why += "" if late else "; --html shows which values are proved; parts of the models may be compared alone"
         return Verdict(

@@ -28,7 +28,7 @@ SESSION_FORMAT, SESSION_VERSION = "einnet-explore session", 1
 SESSION_SUFFIX = ".eins"
 
 NODE_LABEL = r"[E#]\d+"
-"""Labels of nodes, as ``session.DerivationTree.node`` reads them; no pin has such a name."""
+"""Labels of nodes, as ``DerivationTree.node`` reads them; no pin has such a name."""
 
 T = TypeVar("T")
 

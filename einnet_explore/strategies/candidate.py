@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.checker.record import FORMAT, VERSION
@@ -127,3 +128,11 @@ def save_record(path: str | PathLike[str], record: JsonObject) -> None:
     written = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     # A case's name may be no UTF-8, but JSON's \udcff.
     write_atomically(path, written.encode(errors="backslashreplace"))
+
+
+def save_records(folder: str | PathLike[str], records: Mapping[str, JsonObject]) -> None:
+    """Write each of *records* below *folder*, to the file ``NAME.json``, where a name may have folders."""
+    for name, record in records.items():
+        file = Path(folder) / f"{name}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_record(file, record)

@@ -56,10 +56,11 @@ def _svg_head(width: float, height: float) -> str:
 
 _LENGTH = re.compile(r"\s(width|height)=['\"]([\d.]+)(pt|px)?['\"]")
 _PIXELS_PER_POINT = 4 / 3
+_GAP_PIXELS = 24.0
 
 
-def join_svgs(svgs: Iterable[str], gap: float = 24) -> str:
-    """Return one SVG with *svgs* from left to right, each in its size, *gap* pixels apart."""
+def join_svgs(svgs: Iterable[str]) -> str:
+    """Return one SVG with *svgs* from left to right, each in its size."""
     x, height, placed = 0.0, 0.0, list[str]()
     for svg in svgs:
         lengths = {
@@ -67,8 +68,8 @@ def join_svgs(svgs: Iterable[str], gap: float = 24) -> str:
             for name, number, unit in _LENGTH.findall(svg[: svg.index(">")])
         }
         placed.append(svg.replace("<svg ", f"<svg x='{x:.0f}' ", 1))
-        x, height = x + lengths["width"] + gap, max(height, lengths["height"])
-    return f"{_svg_head(max(x - gap, 0), height)}{''.join(placed)}</svg>"
+        x, height = x + lengths["width"] + _GAP_PIXELS, max(height, lengths["height"])
+    return f"{_svg_head(max(x - _GAP_PIXELS, 0), height)}{''.join(placed)}</svg>"
 
 
 Point: TypeAlias = "tuple[float, float]"

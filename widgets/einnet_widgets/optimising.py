@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 import warnings
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from einnet_explore.pipeline.gpu_optimiser import GpuOptimiser, refuse_cpu_options, require_gpu
+from einnet_explore.pipeline.gpu_optimiser import GpuOptimiser
 from einnet_explore.pipeline.gpu_parts import LIBRARY
 from einnet_explore.pipeline.gpu_plan import GpuPart, GpuPlan
+from einnet_explore.pipeline.optimisation import OptimiserOptions, begin_optimisation
 from einnet_explore.pipeline.optimised import Optimised
-from einnet_explore.pipeline.optimiser import TUNING, Optimiser, make_settings, parse_budget, read_model
+from einnet_explore.pipeline.optimiser import TUNING, Optimiser
 from einnet_explore.pipeline.subprogram import TunedSubprogram
 from einnet_explore.session.candidate_benchmark import ALWAYS, Choice, devices
 from einnet_explore.support.errors import BackendError
@@ -27,18 +28,7 @@ INTERRUPT = "Cancel"
 OUTPUTS = ("Save bundle", "Save here")
 """The buttons that write the bundle and the file."""
 
-KNOWN = {
-    "shapes",
-    "device",
-    "threads",
-    "max_depth",
-    "budget",
-    "target_runtime",
-    "numerics",
-    "error_bound",
-    "states",
-    "executor",
-}
+KNOWN = {field.name for field in fields(OptimiserOptions)}
 
 DEVICES = ("cpu", "cuda")
 
@@ -206,20 +196,10 @@ class OptimizeCell(Face):
 
     def _begin(self) -> Optimiser | GpuOptimiser:
         """Return the optimiser of the model; raises what ``ee.optimize`` raises for it and the options."""
-        given = self.options
-        device, threads, runtime = given.get("device", "cpu"), given.get("threads"), given.get("target_runtime", "plan")
-        executor, budget = given.get("executor"), parse_budget(given.get("budget"))
-        numerics, bound = given.get("numerics", "approximate"), given.get("error_bound")
-        is_gpu = device == "cuda"
-        if is_gpu:
-            others = {"target_runtime": runtime != "plan", "executor": executor is not None}
-            others |= {"numerics='bf16'": numerics == "bf16", "error_bound": bound is not None}
-            refuse_cpu_options({"threads": threads, **others})
-            require_gpu()
-        limits = given.get("max_depth", 7), runtime, numerics, bound
-        chosen = replace(make_settings("cpu" if is_gpu else device, threads, *limits), states=given.get("states"))
-        model = read_model(self.model, given.get("shapes", {}))
-        return GpuOptimiser(model, chosen, budget) if is_gpu else Optimiser(model, chosen, budget, executor=executor)
+        work = begin_optimisation(self.model, OptimiserOptions(**self.options))
+        if not isinstance(work, Optimiser | GpuOptimiser):
+            raise ValueError("shapes: found several sizes of a dimension, expected one: call ee.optimize in a cell")
+        return work
 
     def _complain(self, text: str) -> None:
         self.notice = {"text": text, "kind": "error", "code": ""}

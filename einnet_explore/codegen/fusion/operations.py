@@ -12,7 +12,7 @@ An abstract size is a set of dimensions that the program requires to be equal, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations_with_replacement
@@ -410,30 +410,6 @@ def check_abstract_sizes(
                         f"{operation.name} has the constant {number:g}, which may follow from {was} elements "
                         f"({symbols}), now {now}: give the program as a function of the shapes"
                     )
-
-
-def resize_program(program: Program, shapes: Shapes) -> Program:
-    """Return *program* for inputs of other *shapes*: the same operations, with every size that follows from them.
-
-    Raises Refused as ``check_abstract_sizes`` does.
-    """
-    found = program_operations(program)
-    sizes = abstract_sizes(program.inputs, found)
-    check_abstract_sizes(program.inputs, found, sizes, shapes)
-    to = {x: Iterator(x.name, x.lo, x.lo + sizes.extent(x, shapes)) for x in sizes.axes}
-    tensors = {t.name: replace(t, shape=tuple(shapes[t.name])) for t in program.inputs}
-    inputs = tuple(tensors.values())
-    equations = []
-    for operation in found:
-        scope = with_iterators(operation.scope, to)
-        equations.append(Equation(operation.name, replace(scope, body=map_accesses(scope.body, _with_shapes(tensors)))))
-        tensors[operation.name] = equations[-1].tensor
-    return Program(inputs, tuple(equations), program.outputs)
-
-
-def _with_shapes(tensors: Mapping[str, Tensor]) -> Callable[[Access], Scalar]:
-    now = dict(tensors)
-    return lambda access: Access(now[read_name(access)], access.index)
 
 
 def _possible_counts(number: float, sizes: AbstractSizes) -> Iterable[tuple[AbstractSize, ...]]:

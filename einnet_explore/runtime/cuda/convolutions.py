@@ -21,6 +21,7 @@ from einnet_explore.runtime.cuda.device import (
     DeviceArrays,
     cudnn_frontend,
     cupy_package,
+    device_address,
     device_view,
     missing_for_convolutions,
 )
@@ -190,7 +191,7 @@ def _fastest(
     except Exception as error:  # the frontend has several kinds, by version
         raise BackendError(f"cuDNN has no plan for {step.kind}: {' '.join(str(error).split())[:300]}") from None
     best: tuple[float, BuiltConvolution] | None = None
-    count, built, places = made.get_execution_plan_count(), 0, device_addresses(step, buffers)
+    count, built, places = made.get_execution_plan_count(), 0, tensor_addresses(step, buffers)
     begun = perf_counter()
     for index in range(count):
         if built == MAX_TIMED_PLANS or (built and perf_counter() - begun > MAX_BUILD_SECONDS):
@@ -208,16 +209,16 @@ def _fastest(
     return best[1]
 
 
-def device_addresses(step: Convolution, buffers: DeviceArrays) -> dict[int, int]:
+def tensor_addresses(step: Convolution, buffers: DeviceArrays) -> dict[int, int]:
     """Device addresses by the frontend's numbers."""
     places = {X: step.data, W: step.weights, Y: step.out}
-    return {n: int(buffers[v.name].data.ptr) + v.offset * buffers[v.name].itemsize for n, v in places.items()}
+    return {n: device_address(buffers, v.name, v.offset) for n, v in places.items()}
 
 
 def runs_on_frontend(step: Convolution, buffers: DeviceArrays) -> bool:
     """Return whether the frontend is installed and takes *step*: every tensor is aligned as cuDNN expects."""
     return cudnn_frontend() is not None and all(
-        p % CUDNN_ALIGNMENT_BYTES == 0 for p in device_addresses(step, buffers).values()
+        p % CUDNN_ALIGNMENT_BYTES == 0 for p in tensor_addresses(step, buffers).values()
     )
 
 

@@ -50,6 +50,11 @@ class DeviceArray(Protocol):
 DeviceArrays: TypeAlias = Mapping[str, DeviceArray]
 
 
+def device_address(buffers: DeviceArrays, name: str, offset: int) -> int:
+    """The address of element *offset* of the buffer *name*."""
+    return int(buffers[name].data.ptr) + offset * buffers[name].itemsize
+
+
 def device_view(buffers: DeviceArrays, view: View) -> DeviceArray:
     """The device array of *view*."""
     flat = buffers[view.name].reshape(-1)[view.offset :]

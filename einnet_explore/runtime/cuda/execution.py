@@ -102,7 +102,7 @@ def bind_step(
 def _convolution(step: Convolution, buffers: DeviceArrays, precision: str) -> Call:
     if convolutions.runs_on_frontend(step, buffers):
         built = convolutions.build_convolution(step, precision, buffers, rough_seconds)
-        places = convolutions.device_addresses(step, buffers)
+        places = convolutions.tensor_addresses(step, buffers)
         return lambda: built.call(places)
     return convolutions.bind_torch_convolution(step, buffers, precision)
 

@@ -21,6 +21,7 @@ from einnet_explore.runtime.cuda.device import (
     DeviceArrays,
     cublas_lt,
     cupy_package,
+    device_address,
     device_view,
     missing_for_products,
 )
@@ -264,7 +265,7 @@ class BuiltProduct:
     algorithm: Algorithm
 
     def call(self, addresses: Sequence[int]) -> None:
-        """Run on ``device_addresses`` of the product, in the stream that is current in CuPy."""
+        """Run on ``operand_addresses`` of the product, in the stream that is current in CuPy."""
         (a, b, d, *bias), (layout_a, layout_b, layout_d) = addresses, self.descriptors.layouts
         _set_bias(self.descriptors.product, bias)
         _call(
@@ -290,7 +291,7 @@ def build_product(g: Gemm, buffers: DeviceArrays, precision: str, timer: Callabl
     so they may not run in two streams at once.
     """
     kinds = tuple(buffers[m.name].dtype.name for m in g.operands)
-    places = device_addresses(g, buffers)
+    places = operand_addresses(g, buffers)
     alignments = tuple(min(MAX_ALIGNMENT_BYTES, p & -p) for p in places)
     layouts = tuple((m.transposed, m.leading, m.step) for m in g.operands)
     key = (g.rows, g.columns, g.depth, g.batch, g.epilogue.relu, layouts, kinds, alignments, precision)
@@ -337,10 +338,10 @@ def _fastest(
     return calls[found.index(min(found))]
 
 
-def device_addresses(g: Gemm, buffers: DeviceArrays) -> tuple[int, ...]:
+def operand_addresses(g: Gemm, buffers: DeviceArrays) -> tuple[int, ...]:
     """Device addresses of ``g.operands``, and of the bias if there is one."""
     places = (*g.operands, g.epilogue.bias) if g.epilogue.bias else g.operands
-    return tuple(int(buffers[m.name].data.ptr) + m.offset * buffers[m.name].itemsize for m in places)
+    return tuple(device_address(buffers, m.name, m.offset) for m in places)
 
 
 def bind_product(step: CudaProduct, buffers: DeviceArrays, precision: str, timer: Callable[[Call], float]) -> Call:
@@ -351,7 +352,7 @@ def bind_product(step: CudaProduct, buffers: DeviceArrays, precision: str, timer
     calls = gemms(step)
     if calls is None:
         return _bind_copied(step, buffers, precision, timer)
-    built = [(build_product(g, buffers, precision, timer), device_addresses(g, buffers)) for g in calls]
+    built = [(build_product(g, buffers, precision, timer), operand_addresses(g, buffers)) for g in calls]
 
     def call() -> None:
         for one, places in built:
