@@ -193,7 +193,7 @@ def test_budget_ends_the_search() -> None:
     assert list(work.run()) == []
     fast = work.result()
     why = "the budget of 1e-09 s ended before it was tuned"
-    assert fast.speedup == 1.0 and fast.untouched() == [f"2 ConvTranspose: {why}", f"2 Relu: {why}"]
+    assert fast.speedup == 1.0 and fast.untouched() == []
     assert {s.node for s in fast.skipped} == {node.name for node in fast.model.nodes}
     assert fast.report()["skipped"][0] == {"node": "convtranspose_a", "why": why}
     assert fast.summary().startswith("0 of 2 subprograms replaced; ")

@@ -214,6 +214,13 @@ def _show_arguments(command: argparse.ArgumentParser) -> None:
         help="print every equation flattened to loops: ranges, coefficients and offsets",
     )
     form.add_argument("--kernel", choices=("cuda", "opencl", "c"), help="print the generated kernels")
+    command.add_argument(
+        "--rule",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="show the steps of this rule of your own as the record has them; repeatable",
+    )
     _width_option(command)
     _element_type_option(command)
 

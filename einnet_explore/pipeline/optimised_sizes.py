@@ -373,8 +373,8 @@ class OptimisedSizes:
         own, tuned = sum(each.chunks == (each.sizes,) for each in self.choices.values()), len(self.plans)
         lines = [
             f"{low:.2f} to {high:.2f} times as fast as {rival} at {count_noun(count, 'size')}",
-            f"{count_noun(tuned, 'size')} tuned: {own} run by plans of their own, {count - own - original} in chunks, "
-            f"{original} by the original",
+            f"sizes run by plans of their own: {own}, in chunks: {count - own - original}, by the original: {original} "
+            f"({count_noun(tuned, 'size')} tuned)",
             *self._proofs(),
             f"largest difference {self._largest_difference:.1e} of the largest output",
             f"deploy this: {bundle}: a folder that ONNX Runtime runs from any language",

@@ -120,9 +120,14 @@ def make_settings(
     if level == "bf16" and chosen != "plan":
         raise ValueError(f"numerics bf16 with the runtime {chosen}, which multiplies in float32: expected plan")
     if level == "bf16" and error_bound is None:
-        raise ValueError("numerics bf16: found no error bound, expected one, such as 0.05 of the largest output")
-    if error_bound is not None and (level != "bf16" or not 0 < error_bound < 1):
-        raise ValueError(f"error bound {error_bound:g} with numerics {level}: expected one between 0 and 1, with bf16")
+        raise ValueError(
+            "numerics bf16: found no error bound, expected --error-bound (error_bound=), such as 0.05 of the largest "
+            "output"
+        )
+    if error_bound is not None and level != "bf16":
+        raise ValueError(f"error bound {error_bound:g} with numerics {level}: expected numerics bf16, which it is for")
+    if error_bound is not None and not 0 < error_bound < 1:
+        raise ValueError(f"error bound {error_bound:g}: expected a part of the largest output between 0 and 1")
     bound = MAX_RELATIVE_ERROR if error_bound is None else error_bound
     return Settings(count, max_depth, runtime=chosen, numerics=level, error_bound=bound)
 
