@@ -263,7 +263,7 @@ def _derive_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--device",
         default="cpu",
-        metavar="cpu|profile:FILE.sqlite",
+        metavar="cpu|profile:FILE",
         help="cost model that orders candidates: this machine's, or the times of a profile recorded on another machine",
     )
     command.add_argument(

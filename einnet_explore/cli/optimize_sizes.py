@@ -107,6 +107,9 @@ def write_model(path: str, fast: Optimised | OptimisedSizes) -> None:
     save_file(path, fast.onnx_bytes())
     if not fast.replacements:
         say(f"{path}: the original model: {ORIGINAL_FILE}")
+    elif isinstance(fast, Optimised) and fast.model.dynamic:
+        shapes = ", ".join(f"{each.name} {list(each.shape or ())}" for each in fast.model.inputs)
+        say(f"{path}: its inputs have these sizes only: {shapes}; a range in --shape, or --bundle, allows others")
 
 
 def write_bundle(path: str, fast: Optimised | OptimisedSizes) -> None:
