@@ -29,6 +29,8 @@ def run_equal(arguments: argparse.Namespace) -> int:
         if arguments.junit:
             save_file(arguments.junit, _junit(name, "error", type(error).__name__, [one_line(error)]))
         raise
+    if arguments.json != STDOUT:
+        print(found, flush=True)
     if arguments.certificates:
         saved = found.save_certificates(arguments.certificates)
         again = f": python -m einnet_check {arguments.certificates}/*.json proves them again" if saved else ""
@@ -45,8 +47,6 @@ def run_equal(arguments: argparse.Namespace) -> int:
         save_file(arguments.html, found.page(" and ".join(files)))
     if arguments.json:
         write_json(arguments.json, found.to_json())
-    if arguments.json != STDOUT:
-        print(found)
     accepted = found.kind in ("proved", arguments.require)
     if found.kind == "rounded" and not accepted:
         say("rounded is not accepted: --require rounded accepts it")
