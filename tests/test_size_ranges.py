@@ -311,7 +311,10 @@ def test_chunks_take_the_least_time(seconds: dict[int, float], most: int, chunks
         ({"x": (2, range(1, 10**15))}, "dimension 1: found 999999999999999 sizes, expected at most 4096"),
         ({"x": (range(1, 90), range(1, 90))}, "found 7921 combinations of sizes, expected at most 4096"),
         ({"x": (2, [*range(1, 20)])}, "found 19 combinations of sizes to tune of n .1..19., expected at most 9"),
-        ({"x": (2, range(1, 4)), "z": (4,)}, r"shape z, dimension 0 \(n\): found 4, expected 1..3, which another"),
+        (
+            {"x": (2, range(1, 4)), "z": (4,)},
+            r"shape z, dimension 0 \(n\): found 4, expected 1..3, its sizes in another input",
+        ),
         ({"x": (2, range(1, 4)), "z": ([4, 5],)}, r"shape z, dimension 0 \(n\): found 4, 5, expected 1..3"),
     ],
 )

@@ -358,7 +358,7 @@ def _check_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _equal_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("first", metavar="FIRST", help="an ONNX model, or a program (.ein)")
+    command.add_argument("first", metavar="FIRST", help="an ONNX model, or a program or family (.ein)")
     command.add_argument("second", metavar="SECOND", help="another one of the same kind")
     _shape_option(command)
     command.add_argument(
@@ -370,7 +370,7 @@ def _equal_arguments(command: argparse.ArgumentParser) -> None:
         type=parse_seconds,
         default=60.0,
         metavar="S",
-        help="seconds after which no comparison is started (default: 60)",
+        help="seconds of comparison at most (default: 60)",
     )
     command.add_argument(
         "--require",

@@ -133,7 +133,7 @@ TermSides: TypeAlias = "tuple[list[Term], list[Term]]"
 
 
 _SCOPES = re.compile(r"(1\*)?\{\d+\}")
-"""Scopes inside functions, which proofs number."""
+"""The names that proofs give to scopes inside functions, such as ``1*{0}`` in ``relu(1*{0})``."""
 
 
 @dataclass(frozen=True, slots=True)

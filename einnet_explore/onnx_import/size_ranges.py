@@ -137,7 +137,7 @@ def read_ranges(model: str | PathLike[str] | onnx.ModelProto, shapes: RangedShap
 
 def _as_before(known: SizedDimension) -> str:
     """Say which sizes a dimension has in the input that was read before."""
-    return f"expected {describe_sizes(known.sizes)}, which another input has: one of them is enough"
+    return f"expected {describe_sizes(known.sizes)}, its sizes in another input"
 
 
 def _as_sizes(given: Sizes) -> Sizes:
