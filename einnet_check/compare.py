@@ -73,7 +73,7 @@ def terms_differ(before: Scope, after: Scope, box: Box, axioms: Axioms) -> str |
         sides = [space.read(scope, space.point, kinds[0]) for scope in (before, after)]
         for commuted in (False, True):
             one, other = (tally(space, side, kinds[0], commuted) for side in sides)
-            why = counted_differently(one, other)
+            why = counted_differently(one, other, len(space.x))
             if why is None or all(len(set(names)) == len(names) for names, _ in {**one, **other}):
                 break
         return why
@@ -111,14 +111,16 @@ def tally(space: Space, families: list[Family], reduce: str, commuted: bool) -> 
     return {of: found if counted and not of[1] else constant(found.domain()) for of, found in total.items()}
 
 
-def counted_differently(one: Tally, other: Tally) -> str | None:
-    """Return where *one* and *other* differ, None if they are equal."""
+def counted_differently(one: Tally, other: Tally, rank: int) -> str | None:
+    """Return at which element of a result with *rank* dimensions *one* and *other* differ, None if they are equal."""
     for names, sign in {**one, **other}:
         left, *right = (side[names, sign] for side in (one, other) if (names, sign) in side)
         wrong = left.sub(*right).domain() if right else left.domain()
         if not wrong.is_empty():
-            point = wrong.lexmin().sample_point()
-            return f"{' · '.join(names) or '1'} is counted differently at {point} (an element, then indices)"
+            point, of = wrong.lexmin().sample_point(), isl.dim_type.set
+            at = [int(str(point.get_coordinate_val(of, n))) for n in range(wrong.dim(of))]
+            term = f"{' · '.join(names) or '1'}{f' at {at[rank:]}' if at[rank:] else ''}"
+            return f"element {at[:rank]}: {term} is counted differently before and after"
     return None
 
 

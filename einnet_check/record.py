@@ -69,8 +69,8 @@ def check(
         rounds = step["rule"] in ROUNDING_RULES
         if rounds and not rounding:
             raise ValueError(
-                f"{at}.rule: found {step['rule']!r}, which rounds operands to bfloat16, expected an equality; it is "
-                "allowed by rounding=True, or --numerics bf16"
+                f"{at}.rule: found {step['rule']!r}, which rounds operands to bfloat16, expected an equality "
+                "(--numerics bf16, or rounding=True, allows it)"
             )
         if not rounds and step["rule"] not in rules:
             raise ValueError(

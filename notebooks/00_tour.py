@@ -207,8 +207,8 @@ ee.graph(run.best.program, "after: the cheapest by estimate")
 # ## A whole model, in one cell
 #
 # The generator of InfoGAN turns noise into an image by transposed convolutions. `optimize` partitions the model into
-# subgraphs and derives candidates for each. It *measures* the candidates and the original on this machine, and keeps
-# only the faster candidates. Then it compares the outputs with those of ONNX Runtime. The replaced subgraphs differ
+# subprograms and derives candidates for each. It *measures* the candidates and the original on this machine, and keeps
+# only the faster candidates. Then it compares the outputs with those of ONNX Runtime. The replaced subprograms differ
 # from machine to machine.
 
 # %%

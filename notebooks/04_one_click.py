@@ -32,15 +32,15 @@ fast = ee.optimize("model.onnx", budget=15, threads=1)
 fast
 
 # %% [markdown]
-# No new subgraph is tuned after `budget` seconds; the largest subgraph is tuned first. The final selection takes extra
-# time. Fifteen seconds are short: the default is eight minutes. Tuning results are cached, so the next run starts with
-# them. (`einnet_widgets.OptimizeCell("model.onnx")` does the same with a progress bar, a cancel button and a download
-# link.) A subgraph is replaced only if the replacement is *measured* to be faster than the original on this machine.
-# On another machine, other subgraphs may be replaced, or none.
+# `budget` is the time of tuning: the largest subprogram is tuned first, and none is begun later. Fifteen seconds are
+# short: the default is 20 for each different subprogram, between one and eight minutes. Tuning results are cached, so the
+# next run starts with them. (`einnet_widgets.OptimizeCell("model.onnx")` does the same with a progress bar, a cancel button and a download
+# link.) A subprogram is replaced only if the replacement is *measured* to be faster than the original on this machine.
+# On another machine, other subprograms may be replaced, or none.
 #
-# ## Result for each subgraph
+# ## Result for each subprogram
 #
-# The next cell lists every subgraph that was tuned within the budget: for a replaced subgraph the new implementation,
+# The next cell lists every subprogram that was tuned within the budget: for a replaced subprogram the new implementation,
 # for the others the reason.
 
 # %%
@@ -54,7 +54,7 @@ print(f"{fast.speedup:.2f} times as fast; largest error {fast.errors[1]:.1e} of 
 # %% [markdown]
 # ## Why is it the same?
 #
-# Each replaced subgraph has a derivation, and each step of the derivation has a certificate:
+# Each replaced subprogram has a derivation, and each step of the derivation has a certificate:
 
 # %%
 derivations = fast.derivations()
@@ -90,7 +90,7 @@ figure.tight_layout()
 plt.show()
 
 # %% [markdown]
-# How much does each replaced subgraph contribute? `attribution` leaves out one at a time:
+# How much does each replaced subprogram contribute? `attribution` leaves out one at a time:
 
 # %%
 for part in fast.attribution():
@@ -128,7 +128,7 @@ outputs = fast(**inputs)
 # %% [markdown]
 # **Exercises.**
 #
-# 1. Use `threads=2`. Are the same subgraphs replaced?
+# 1. Use `threads=2`. Are the same subprograms replaced?
 # 2. `numerics="exact"` forbids every rewrite that changes rounding. Which replacements remain?
 # 3. `target_runtime="onnxruntime"` selects the rewrites that are faster in the exported file instead. Compare
 #    `fast.exported`.

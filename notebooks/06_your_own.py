@@ -88,7 +88,7 @@ session.check()
 # both sides on random inputs, and the certificate is *exact*: a test, not a proof.
 #
 # A session with your rule is saved and loaded like any other, provided that the reader has the rule. A reader without
-# the rule can still *check* the record (`einnet-explore check mine.json --rule max_outside`):
+# the rule can still *check* and *show* the record (`einnet-explore check mine.json --rule max_outside`):
 
 # %%
 session.save("mine.json")

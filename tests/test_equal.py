@@ -325,7 +325,10 @@ def test_the_command_has_exit_codes_and_writes_inputs(
         suite = ElementTree.parse(report).getroot()
         assert int(suite.attrib["failures"]) == failures
         assert [each.attrib["type"] for each in suite.iter("failure")] == [kind] * failures
-    assert main(["equal", one, str(tmp_path / "missing.onnx")]) == 2
+    capsys.readouterr()
+    assert main(["equal", one, str(tmp_path / "missing.onnx"), "--junit", report]) == 2
+    (case,) = ElementTree.parse(report).getroot()
+    assert f"error: {case[0].attrib['message']}" in capsys.readouterr().err and case[0].tag == "error"
 
 
 def test_the_page_shows_both_graphs_and_the_term_that_differs(fused: onnx.ModelProto) -> None:
@@ -535,12 +538,25 @@ def test_texts_are_compared_and_families_at_all_sizes(tmp_path: Path, capsys: py
     inputs = str(tmp_path / "x.npz")
     assert main(["equal", path["one"], path["wrong"], "--inputs", inputs]) == 1
     assert np.load(inputs)["A"].shape == (3, 4) and f"saved {inputs}" in capsys.readouterr().err
+    assert programs_on_page(found) == 2
     assert main(["equal", path["one"], path["odd"]]) == 2
+    assert "the second program: input A has shape (3, 5), expected (3, 4), as in the first" in capsys.readouterr().err
+    for option in (["--all-sizes"], ["--shape", "A=3,4"]):
+        assert main(["equal", path["one"], path["two"], *option]) == 2
     assert main(["equal", path["family"], path["turned"]]) == 0
     assert "for all sizes with N >= 1" in capsys.readouterr().out
     assert main(["equal", path["family"], path["copied"], "--inputs", inputs]) == 1
     assert np.load(inputs)["A"].shape == (2, 2) and "different at N = 2 in" in capsys.readouterr().out
     assert main(["equal", path["family"], path["one"]]) == 2
+    assert ee.equal(path["family"], path["turned"]).page("families").count("param N") == 2
+    assert programs_on_page(ee.equal(path["family"], path["copied"])) == 2
+
+
+def programs_on_page(found: ee.Verdict) -> int:
+    """Return how many texts of programs, each with its graph, the page of *found* has."""
+    page = found.page("programs")
+    assert page.count("<svg") == page.count("<pre") and "<table" not in page and page.count(str(found.why)) == 1
+    return page.count("<pre")
 
 
 def test_constants_are_rounded_to_the_same_digits_or_the_same_fraction() -> None:

@@ -258,7 +258,7 @@ def test_a_derivation_from_elsewhere_is_refused() -> None:
     session = ee.explore(family(LINE).at(C=24))
     with pytest.raises(ValueError, match="the derivation starts at another program than the family at"):
         family(LINE).lift(session.derivation, {"C": 23})
-    with pytest.raises(ValueError, match=r"the parameters are H, W, expected C"):
+    with pytest.raises(ValueError, match=r"the second family has the parameters H, W, expected those of the first: C"):
         family(LINE).equals(family(DOT))
 
 

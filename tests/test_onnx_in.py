@@ -239,15 +239,16 @@ def test_graphs_without_nodes_or_outputs_are_refused() -> None:
 def test_dynamic_shapes_without_sizes_are_refused() -> None:
     proto = build(CONV, {"x": ("N", 3, "H", None)}, ["y"], {"w": W})
     assert refused(proto) == (
-        "<model>: found dynamic shapes: dimension 0 (N), 2 (H), 3 (unnamed) of x "
-        "(shapes={'x': (?, 3, ?, ?)} or --shape x=?,3,?,?); expected a number for each"
+        "<model>: found dynamic shapes: dimension 0 (N) and 2 (H) and 3 (unnamed) of x "
+        "(--shape x=?,3,?,? or shapes={'x': (?, 3, ?, ?)}); expected a size for each (optimize also takes ranges, such "
+        "as 1..8; equal has --all-sizes)"
     )
 
 
 def test_an_unranked_input_is_open_until_given() -> None:
     proto = build([node("Relu", ["x"], ["y"])], {"x": ()}, ["y"])
     proto.graph.input[0].type.tensor_type.ClearField("shape")
-    assert "all dimensions of x (shapes={'x': (…)} or --shape x=…)" in refused(proto)
+    assert "all dimensions of x (--shape x=… or shapes={'x': (…)})" in refused(proto)
     assert load_model(proto, {"x": (2, 3)}).shape("y") == (2, 3)
 
 

@@ -187,7 +187,7 @@ def test_budget_ends_the_search() -> None:
     assert list(work.run()) == []
     fast = work.result()
     why = "the budget of 1e-09 s ended before it was tuned"
-    assert fast.speedup == 1.0 and fast.untouched() == [f"2 ConvTranspose: {why}", f"2 Relu: {why}"]
+    assert fast.speedup == 1.0 and fast.untouched() == []
     assert {s.node for s in fast.skipped} == {node.name for node in fast.model.nodes}
     assert fast.report()["skipped"][0] == {"node": "convtranspose_a", "why": why}
     assert fast.summary().startswith("0 of 2 subprograms replaced; ")
@@ -198,7 +198,7 @@ def test_budget_ends_the_search() -> None:
     assert late == (
         "2 subprograms not tuned (convtranspose_a, convtranspose_c): repeat with --budget 2e-09, which continues"
     )
-    assert "<details open>" in fast._repr_html_()  # seen without a click: nothing else says that there is more to do
+    assert "repeat with budget=2e-09, which continues" in fast._repr_html_()  # seen without a click
 
 
 def test_a_part_that_cannot_be_opened_costs_no_other_where_others_search(monkeypatch: pytest.MonkeyPatch) -> None:

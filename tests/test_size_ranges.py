@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,16 +18,19 @@ from onnx_building import run as infer
 import einnet_explore as ee
 from einnet_explore.analysis.batches import BatchAxis
 from einnet_explore.cli import main
+from einnet_explore.cli.optimize import _write_model
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import ModelError
 from einnet_explore.onnx_import.size_ranges import are_single, read_ranges
+from einnet_explore.pipeline import optimised_sizes as result_module
 from einnet_explore.pipeline import size_optimiser as module
 from einnet_explore.pipeline.batch_independence import prove_independence
+from einnet_explore.pipeline.optimisation import OptimiserOptions
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.optimised_sizes import cheapest_chunks
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.plan import build_plan
-from einnet_explore.pipeline.size_dispatch import dispatch_sizes
+from einnet_explore.pipeline.size_dispatch import Chunking, dispatch_sizes
 from einnet_explore.pipeline.size_optimiser import SizeOptimiser
 from einnet_explore.runtime.measurement import Timing
 from einnet_explore.support.errors import Refused
@@ -188,7 +192,7 @@ def chunks_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sizes_between_the_tuned_ones_run_in_the_cheapest_chunks_and_others_by_the_original(
-    chunks_are_faster: None, tmp_path: Path
+    chunks_are_faster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proto = scaled_softmax()
     fast = ee.optimize(proto, shapes={"x": (range(1, 9), 8)}, threads=1)
@@ -212,10 +216,15 @@ def test_sizes_between_the_tuned_ones_run_in_the_cheapest_chunks_and_others_by_t
         np.testing.assert_allclose(fast(x=x)["y"], want, 1e-5, 1e-6)
         assert Untuned.ran == [size for (size,) in fast.choices[n,].chunks] if n < 9 else Untuned.ran == []
         np.testing.assert_allclose(bundle.run(None, {"x": x})[0], want, 1e-5, 1e-6)
+    slower = {sizes: replace(choice, chunks=choice.chunks * (sizes != (5,))) for sizes, choice in fast.choices.items()}
+    written: list[Chunking] = []
+    monkeypatch.setattr(result_module, "write_bundle", lambda *_, chunkings: written.extend(chunkings))
+    replace(fast, choices=slower).save_bundle(tmp_path / "other")
+    assert [[*each.chunks] for each in written] == [[2, 3, 6, 7]]  # 5 was measured to be slower
     report = json.loads(json.dumps(fast.report()))
     assert report["dimensions"][0]["independent"] == [{"others": [], "proved": [*range(1, 9)]}]
     assert [len(each["plans"]) for each in report["sizes"]] == [1, 2, 1, 1, 2, 1, 1, 1]
-    assert "3 sizes tuned: 3 run by plans of their own, 5 in chunks, 0 by the original" in fast.conclusions()
+    assert "sizes run by plans of their own: 3, in chunks: 5, by the original: 0 (3 sizes tuned)" in fast.conclusions()
     assert ["5", "10000.000 ms", "5000.000 ms", "2.00", "plans of 4 + 1"] in fast.rows()
     with pytest.raises(ValueError, match=r"input x has shape \(8,\), expected \(rows, columns\)"):
         fast(x=np.zeros(8))
@@ -303,8 +312,11 @@ def test_chunks_take_the_least_time(seconds: dict[int, float], most: int, chunks
         ({"x": (2, range(1, 10**15))}, "dimension 1: found 999999999999999 sizes, expected at most 4096"),
         ({"x": (range(1, 90), range(1, 90))}, "found 7921 combinations of sizes, expected at most 4096"),
         ({"x": (2, [*range(1, 20)])}, "found 19 combinations of sizes to tune of n .1..19., expected at most 9"),
-        ({"x": (2, range(1, 4)), "z": (4,)}, r"shape z, dimension 0 \(n\): found 4, expected n \(1..3\) as in another"),
-        ({"x": (2, range(1, 4)), "z": ([4, 5],)}, r"shape z, dimension 0: found n \(4, 5\), expected n \(1..3\)"),
+        (
+            {"x": (2, range(1, 4)), "z": (4,)},
+            r"shape z, dimension 0 \(n\): found 4, expected 1..3, its sizes in another input",
+        ),
+        ({"x": (2, range(1, 4)), "z": ([4, 5],)}, r"shape z, dimension 0 \(n\): found 4, 5, expected 1..3"),
     ],
 )
 def test_bad_ranges_are_refused_with_the_sizes(shapes: Any, message: str) -> None:
@@ -326,6 +338,16 @@ def test_ranges_are_tuned_at_their_ends_and_in_the_middle_and_lists_at_each_size
         assert ranges.at({"x": (2, 1), "z": (1,)}, (5,)) == {"x": (2, 5), "z": (5,)}
 
 
+def test_a_file_of_one_size_says_so(
+    chunks_are_faster: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Optimised, "onnx_bytes", lambda _: b"")
+    work = Untuned(load_model(scaled_softmax(), {"x": (4, 8)}), OptimiserOptions(threads=1, max_depth=1).settings)
+    for rewrites, said in ((), "the original model"), (("one",), "its inputs have these sizes only: x [4, 8]; a range"):
+        _write_model(str(tmp_path / "out.onnx"), replace(work.result(), replacements=rewrites))
+        assert f"out.onnx: {said}" in capsys.readouterr().err
+
+
 def test_the_command_takes_a_range(chunks_are_faster: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = str(tmp_path / "m.onnx")
     onnx.save(scaled_softmax(), file)
@@ -335,5 +357,7 @@ def test_the_command_takes_a_range(chunks_are_faster: None, tmp_path: Path, caps
     assert json.loads((tmp_path / "r.json").read_text())["dimensions"][0]["tuned"] == [1, 2, 4, 8]
     assert main(["equal", file, file, "--shape", "x=1..4,8"]) == 2
     assert "found several sizes of a dimension, expected one: ranges are for optimize" in capsys.readouterr().err
+    assert main(["optimize", file, "--shape", "x=4..1,8"]) == 2
+    assert "--shape x=4..1,8: found the empty range 4..1, expected the smaller size first" in capsys.readouterr().err
     assert main(["optimize", file, "--shape", "x=1-4,8"]) == 2
     assert "or 1..8 or 1+4+16 for the sizes of a dimension" in capsys.readouterr().err

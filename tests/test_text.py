@@ -204,6 +204,15 @@ def test_reads_are_decided_exactly(scope: Scope, data: st.DataObject) -> None:
 
 ERRORS = [
     ("Y[i:3] = A[i]", "1:10: found unknown tensor A, expected a tensor declared before"),
+    *(
+        (wrong, f'{at}: found the reserved word max, expected another name, or "max" in double quotes')
+        for wrong, at in [
+            ("# tensor max[4]\ntensor max[3]\nY[i:3] = max[i]", "2:8"),  # its reader has a syntax error, too
+            ("tensor A[3]\nmax[i:3] = A[i]", "2:1"),
+            ("tensor A[3]\nmax[i:3] = A[i]\nY[i:3] = max[i]", "2:1"),
+            ("tensor A[3]\nY[i:3] = A[i] output max", "2:22"),
+        ]
+    ),
     ("tensor B[3] Y[i:3] = A[i]", "1:22: found unknown tensor A, expected B"),
     ("tensor A[7]\nY[h:7] = sum[r:3] A[h+r-1]", "2:21: index h+r-1 of A reaches [-1, 7], expected within [0, 7)"),
     ("tensor A[7] Y[h:9 | 0 <= h-1 < 8] = A[h-1]", "1:39: index h-1 of A reaches [0, 7], expected within [0, 7)"),
@@ -263,7 +272,6 @@ ERRORS = [
     ("tensor A[7]\nY[h:7] = sum[r:3] A[h+r", "2:24: found the end of the text, expected"),
     ("tensor A[3] Y[i:3] = A[i] $ 2", "1:27: found '$', expected"),
     ("tensor A[3] weightpad [1] Y[i:3] = A[i]", "1:24: found '1', expected ']', '|' or a name"),
-    ("tensor max[3] Y[i:3] = max[i]", "1:29: found ']', expected ':' and the number of values of i, as in i:8"),
     ("tensor A[3] Y[i, j] = A[i]", "1:16: found ',', expected ':' and the number of values of i, as in i:8"),
     (
         "tensor A[3]\nY[i:3] = 1 + max(A[i], 0)",

@@ -203,15 +203,18 @@ def test_a_script_imports_a_rule_from_its_module_rather_than_from_the_main_modul
     assert importable_name(MAX_OUTSIDE)[0] == __name__
 
 
-def test_the_checker_knows_no_rules_and_sees_a_false_step(tmp_path: Path) -> None:
+def test_the_checker_knows_no_rules_and_sees_a_false_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     session = ee.explore(POOLED, rules=OWN)
     session.apply("max_outside", at="Y")
     path = tmp_path / "record.json"
     session.save(path)
     with pytest.raises(RecordError, match=r"steps\[0\].rule: found 'max_outside', expected one of"):
         check_file(path)
-    with pytest.raises(RecordError, match=r"a rule of your own needs ee\.Session\.load\(FILE, rules="):
+    with pytest.raises(RecordError, match=r"needs show --rule max_outside, or ee\.Session\.load\(FILE, rules="):
         ee.load(path)
+    capsys.readouterr()
+    assert main(["show", str(path), "--rule", "max_outside"]) == 0
+    assert f"# max_outside at 0\n{ee.text(session.program)}" in capsys.readouterr().out
     assert main(["check", str(path)]) == 2 and main(["check", str(path), "--rule", "max_outside"]) in (0, 3)
     assert check_file(path, rules=("max_outside",)).ok
     held = json.loads(path.read_text())

@@ -426,7 +426,7 @@ def check_record(
             if not rounding:
                 raise RecordError(
                     f"{source}: $.steps[{n}].rule: found {step.rule!r}, which rounds operands to bfloat16, expected an "
-                    "equality; it is allowed by rounding=True, or --numerics bf16"
+                    "equality (--numerics bf16, or rounding=True, allows it)"
                 )
         elif step.rule not in rules:
             raise RecordError(

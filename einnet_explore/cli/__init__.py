@@ -214,6 +214,13 @@ def _show_arguments(command: argparse.ArgumentParser) -> None:
         help="print every equation flattened to loops: ranges, coefficients and offsets",
     )
     form.add_argument("--kernel", choices=("cuda", "opencl", "c"), help="print the generated kernels")
+    command.add_argument(
+        "--rule",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="show the steps of this rule of your own as the record has them; repeatable",
+    )
     _width_option(command)
     _element_type_option(command)
 
@@ -256,7 +263,7 @@ def _derive_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--device",
         default="cpu",
-        metavar="cpu|profile:FILE.sqlite",
+        metavar="cpu|profile:FILE",
         help="cost model that orders candidates: this machine's, or the times of a profile recorded on another machine",
     )
     command.add_argument(
@@ -351,7 +358,7 @@ def _check_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _equal_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("first", metavar="FIRST", help="an ONNX model, or a program (.ein)")
+    command.add_argument("first", metavar="FIRST", help="an ONNX model, or a program or family (.ein)")
     command.add_argument("second", metavar="SECOND", help="another one of the same kind")
     _shape_option(command)
     command.add_argument(
@@ -363,7 +370,7 @@ def _equal_arguments(command: argparse.ArgumentParser) -> None:
         type=parse_seconds,
         default=60.0,
         metavar="S",
-        help="seconds after which no comparison is started (default: 60)",
+        help="seconds of comparison at most (default: 60)",
     )
     command.add_argument(
         "--require",
@@ -413,8 +420,8 @@ def _optimize_arguments(command: argparse.ArgumentParser) -> None:
         "--budget",
         type=parse_seconds,
         metavar="SECONDS",
-        help="start no tuning task after this time (default: 20 s for each different subprogram, at least 60 and at "
-        "most 480 s); final selection takes half as long at most",
+        help="time of tuning, after which none is begun (default: 20 s for each different subprogram, at least 60 and "
+        "at most 480 s); the whole command takes at most about twice as long",
     )
     command.add_argument(
         "--target-runtime",

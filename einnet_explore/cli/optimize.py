@@ -144,6 +144,9 @@ def _write_model(path: str, fast: OptimisationResult) -> None:
     save_file(path, fast.onnx_bytes())
     if not fast.replacements:
         say(f"{path}: the original model: {ORIGINAL_FILE}")
+    elif isinstance(fast, Optimised) and fast.model.dynamic:
+        shapes = ", ".join(f"{each.name} {list(each.shape or ())}" for each in fast.model.inputs)
+        say(f"{path}: its inputs have these sizes only: {shapes}; a range in --shape, or --bundle, allows others")
     if isinstance(fast, Optimised) and (lacks := fast.exported.lacks(sum(part.kept for part in fast.bundled.parts))):
         say(f"{path}: {lacks}")
 

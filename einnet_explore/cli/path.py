@@ -25,6 +25,8 @@ def run_path(arguments: argparse.Namespace) -> int:
     check_writable(arguments.save, arguments.html, json=arguments.json, reads=files)
     check_width(arguments.width, arguments.latex)
     found = path(arguments.first, arguments.second, arguments.budget)
+    if arguments.json != STDOUT:
+        print(found.to_latex(width=arguments.width) if arguments.latex and found.derivation else found, flush=True)
     if found.derivation is None:
         for file in filter(None, (arguments.save, arguments.html)):
             say(f"{file} is not written: no path was found")
@@ -37,6 +39,4 @@ def run_path(arguments: argparse.Namespace) -> int:
             save_file(arguments.html, derivation_page(found.derivation, " to ".join(files), kinds))
     if arguments.json:
         write_json(arguments.json, found.to_json())
-    if arguments.json != STDOUT:
-        print(found.to_latex(width=arguments.width) if arguments.latex and found.derivation else found)
     return OK if found else NO if found.differs else NOT_PROVED

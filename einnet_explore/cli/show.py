@@ -23,7 +23,7 @@ from einnet_explore.viz.views import Formula, Steps, derivation_page
 def run_show(arguments: argparse.Namespace) -> int:
     """Print or draw a case; a record with all its steps."""
     check_writable(arguments.svg, arguments.html, reads=[arguments.case])
-    derivation = _derivation_of(load(arguments.case))
+    derivation = _derivation_of(load(arguments.case, arguments.rule))
     check_width(arguments.width, arguments.latex)
     title = printable(Path(arguments.case).stem)
     if arguments.svg:

@@ -35,18 +35,20 @@ def parse_ranged_shapes(arguments: list[str]) -> dict[str, tuple[Sizes, ...]]:
                 f"--shape {text}: found no list of sizes after a name, expected NAME=1,3,224,224, or 1..8 or 1+4+16 "
                 "for the sizes of a dimension"
             )
-        out[name] = tuple(map(_parse_sizes, parts))
+        out[name] = tuple(_parse_sizes(part, f"--shape {text}") for part in parts)
     return out
 
 
 _SIZES = re.compile(r"\d+(\.\.\d+)?(\+\d+(\.\.\d+)?)*")
 
 
-def _parse_sizes(text: str) -> Sizes:
-    """Parse the sizes of a dimension: ``8``, ``1..8`` or ``1..4+16``."""
+def _parse_sizes(text: str, where: str) -> Sizes:
+    """Parse the sizes of a dimension: ``8``, ``1..8`` or ``1..4+16``; raises ValueError for an empty range."""
     found: list[int | range] = []
     for part in text.split("+"):
         low, dots, high = part.partition("..")
+        if dots and int(high) < int(low):
+            raise ValueError(f"{where}: found the empty range {part.strip()}, expected the smaller size first")
         found.append(range(int(low), int(high) + 1) if dots else int(low))
     return found[0] if len(found) == 1 else tuple(found)
 

@@ -33,6 +33,14 @@ from einnet_explore.ir import (
 from einnet_explore.support.errors import Refused
 
 
+def require_common_interface(first: Program, second: Program) -> None:
+    """Raise Refused, as ``require_same_interface`` does, in words of a comparison of two programs."""
+    try:
+        require_same_interface(first, second)
+    except Refused as error:
+        raise Refused(f"the second program: {error}, as in the first") from None
+
+
 def require_same_interface(before: Program, after: Program) -> None:
     """Raise Refused for a mismatch of names, shapes or reads by which *after* cannot replace *before*."""
     if before.outputs != after.outputs:

@@ -13,6 +13,7 @@ derivation leave most terms unchanged.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -131,6 +132,10 @@ TermMultiset: TypeAlias = "dict[Number, Any]"
 TermSides: TypeAlias = "tuple[list[Term], list[Term]]"
 
 
+_SCOPES = re.compile(r"(1\*)?\{\d+\}")
+"""The names that proofs give to scopes inside functions, such as ``1*{0}`` in ``relu(1*{0})``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Witness:
     """An output element and a term of it with different counts in two scopes.
@@ -147,7 +152,7 @@ class Witness:
 
     def __str__(self) -> str:
         at = ", ".join(map(str, self.element))
-        named = [(name.removesuffix(INFINITE_SUFFIX), i) for name, i in self.term]
+        named = [(_SCOPES.sub("{…}", name.removesuffix(INFINITE_SUFFIX)), i) for name, i in self.term]
         term = " · ".join(f"{name}[{', '.join(map(str, i))}]" if i else name for name, i in named) or "1"
         return f"element [{at}]: {term} occurs {_times(self.expected)} before and {_times(self.found)} after"
 

@@ -45,11 +45,14 @@ def set_input_shapes(file: str, graph: onnx.GraphProto, shapes: Mapping[str, Sha
             if dim.dim_param in symbols:
                 dim.dim_value = symbols[dim.dim_param][0]
         if open_ := [n for n, d in enumerate(tensor.shape.dim) if _size(d) is None]:
-            names = ", ".join(f"{n} ({tensor.shape.dim[n].dim_param or 'unnamed'})" for n in open_)
+            names = " and ".join(f"{n} ({tensor.shape.dim[n].dim_param or 'unnamed'})" for n in open_)
             asked = ",".join("?" if (size := _size(d)) is None else str(size) for d in tensor.shape.dim)
             unknown.append(f"dimension {names} of {name} ({_spellings(name, asked)})")
     if unknown:
-        raise ModelError(f"{file}: found dynamic shapes: {'; '.join(unknown)}; expected a number for each")
+        raise ModelError(
+            f"{file}: found dynamic shapes: {'; '.join(unknown)}; expected a size for each (optimize also takes "
+            "ranges, such as 1..8; equal has --all-sizes)"
+        )
     ranks = {name: len(value.type.tensor_type.shape.dim) for name, value in inputs.items()}
     dims = {name: found if found is not None else (None,) * ranks[name] for name, found in declared.items()}
     return {name: found for name, found in dims.items() if not all(isinstance(d, int) for d in found)}
@@ -76,7 +79,7 @@ def _declared(value: onnx.ValueInfoProto) -> Declared | None:
 
 def _spellings(name: str, sizes: str) -> str:
     """Return how the sizes of an input are given in Python and on the command line."""
-    return f"shapes={{{name!r}: ({sizes.replace(',', ', ')})}} or --shape {name}={sizes}"
+    return f"--shape {name}={sizes} or shapes={{{name!r}: ({sizes.replace(',', ', ')})}}"
 
 
 def _set_shape(file: str, value: onnx.ValueInfoProto, shape: Shape, symbols: dict[str, tuple[int, str]]) -> None:

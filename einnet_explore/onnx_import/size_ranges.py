@@ -111,7 +111,7 @@ def read_ranges(model: str | PathLike[str] | onnx.ModelProto, shapes: RangedShap
         symbol, where = named or f"{name}[{axis}]", f"{file}: shape {name}, dimension {axis}"
         if isinstance(given, int):
             if symbol in found and found[symbol].sizes != (given,):
-                raise ModelError(f"{where} ({symbol}): found {given}, expected {found[symbol]} as in another input")
+                raise ModelError(f"{where} ({symbol}): found {given}, {_as_before(found[symbol])}")
             continue
         sizes, tuned = _sizes(where, given)
         if isinstance(dim, int):
@@ -122,7 +122,7 @@ def read_ranges(model: str | PathLike[str] | onnx.ModelProto, shapes: RangedShap
         same = ((other, n) for other, dims in declared.items() for n, each in enumerate(dims) if each == named)
         made = SizedDimension(symbol, sizes, tuned, tuple(same) if named else ((name, axis),))
         if found.setdefault(symbol, made) != made:
-            raise ModelError(f"{where}: found {made}, expected {found[symbol]} as in another input")
+            raise ModelError(f"{where} ({symbol}): found {describe_sizes(sizes)}, {_as_before(found[symbol])}")
     ranges = SizeRanges(tuple(found.values()), shapes)
     if (count := prod(len(each.sizes) for each in ranges.dimensions)) > MAX_SIZES:
         raise ModelError(f"{file}: found {count} combinations of sizes, expected at most {MAX_SIZES}")
@@ -133,6 +133,11 @@ def read_ranges(model: str | PathLike[str] | onnx.ModelProto, shapes: RangedShap
             "tuned at three sizes, a list at each"
         )
     return ranges
+
+
+def _as_before(known: SizedDimension) -> str:
+    """Say which sizes a dimension has in the input that was read before."""
+    return f"expected {describe_sizes(known.sizes)}, its sizes in another input"
 
 
 def _as_sizes(given: Sizes) -> Sizes:

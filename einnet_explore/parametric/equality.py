@@ -79,7 +79,11 @@ def equal(
     """
     start = perf_counter()
     first, second = map(_read_text, (first, second))
+    if isinstance(first, Program | Family) and shapes:
+        raise Refused(f"found shapes for {_kind(first)}, whose text has its sizes; expected none")
     if isinstance(first, Program) and isinstance(second, Program):
+        if all_sizes:
+            raise Refused("found two programs whose sizes are numbers, expected param lines for a proof for all sizes")
         return compare_programs(first, second, budget)
     if isinstance(first, Family) and isinstance(second, Family):
         return _compare_families(first, second, budget)
@@ -120,14 +124,15 @@ def _compare_families(first: Family, second: Family, budget: float) -> Verdict:
     found, cases = StepVerdict("unproved", why="the budget was reached"), tuple[SizesProof, ...]()
     with suppress(TimeoutError), interrupt_after(budget, "the comparison"):
         found = first.equals(second)
-    here = Verdict(KINDS[found.kind], (), (), 0.0, why=str(found), guards=ground.guards, sizes=found.sizes)
+    why = "" if found.kind == "proved" else str(found)
+    here = Verdict(KINDS[found.kind], (), (), 0.0, why=why, guards=ground.guards, sizes=found.sizes)
     if found.kind == "refuted":
         here = replace(here, why=str(found.certificate))
         with suppress(ValueError):
             one, other = (each.written(dict(found.sizes)) for each in (first, second))
             there = compare_programs(one, other, start + budget - perf_counter())
             if there.kind == "different":
-                here = replace(here, difference=there.difference, why=there.why)
+                here = replace(here, difference=there.difference, why=there.why, programs=there.programs)
     if found.kind == "proved":
         schemas = [literal_schema(each.template, ground) for each in (first, second)]
         before, after = (schema_text(ground, schema) for schema in schemas)
@@ -281,6 +286,8 @@ class _SizedModels:
     def judge(self, ground: FamilyParameters, sizes: Mapping[str, int]) -> tuple[FamilyParameters, Verdict]:
         """Compare the models at *sizes*, and prove them equal for those of *ground*; return the sizes proved."""
         here = self._compare(sizes)
+        if here.kind == "different":
+            return ground, replace(here, sizes=tuple(sizes.items()))
         if not here:
             return ground, replace(here, why=f"at {sizes_text(sizes)}: {here.why}")
         replay = _ModelReplay(self.both, here.pairs, sizes, self.stop)
@@ -294,7 +301,7 @@ class _SizedModels:
         if verdict.kind == "refuted":
             there = self._compare(dict(verdict.sizes))
             if there.kind == "different":
-                return ground, replace(there, why=f"at {sizes_text(dict(verdict.sizes))}: {there.why}")
+                return ground, replace(there, sizes=verdict.sizes)
         if unproved is not None:
             return ground, _told(here, f"{unproved.first} and {unproved.second}: {verdict}", sizes)
         texts = [schema_text(ground, schema) for schema in made.schemas]

@@ -141,7 +141,8 @@ class Family:
         """
         if sorted(self.ground.names) != sorted(other.ground.names):
             raise ValueError(
-                f"the parameters are {', '.join(other.ground.names)}, expected {', '.join(self.ground.names)}"
+                f"the second family has the parameters {', '.join(other.ground.names)}, expected those of the first: "
+                f"{', '.join(self.ground.names)}"
             )
         both = (*self.template.assumptions, *other.template.assumptions)
         try:

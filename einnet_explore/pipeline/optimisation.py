@@ -86,9 +86,14 @@ class OptimiserOptions:
         if level == "bf16" and runtime != "plan":
             raise ValueError(f"numerics bf16 with the runtime {runtime}, which multiplies in float32: expected plan")
         if level == "bf16" and bound is None:
-            raise ValueError("numerics bf16: found no error bound, expected one, such as 0.05 of the largest output")
-        if bound is not None and (level != "bf16" or not 0 < bound < 1):
-            raise ValueError(f"error bound {bound:g} with numerics {level}: expected one between 0 and 1, with bf16")
+            raise ValueError(
+                "numerics bf16: found no error bound, expected --error-bound (error_bound=), such as 0.05 of the "
+                "largest output"
+            )
+        if bound is not None and level != "bf16":
+            raise ValueError(f"error bound {bound:g} with numerics {level}: expected numerics bf16, which it is for")
+        if bound is not None and not 0 < bound < 1:
+            raise ValueError(f"error bound {bound:g}: expected a part of the largest output between 0 and 1")
         return Settings(
             count,
             self.max_depth,

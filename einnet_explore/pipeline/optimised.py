@@ -102,10 +102,10 @@ class ExportSelection:
     form: PlanForm = PlanForm.EXPORTED
 
     def lacks(self, kept: int) -> str:
-        """Say that the file is slower or lacks some of the *kept* derivations; empty if neither."""
+        """Say that a file that is not the original is slower or lacks some of the *kept* derivations."""
         if self.speedup is None:
             return f"its speed in ONNX Runtime is not known ({self.why})"
-        if len(self.parts) < kept:
+        if 0 < len(self.parts) < kept:
             return (
                 f"it has {len(self.parts)} of {count_noun(kept, 'derivation')} and runs at {self.speedup:.2f} of the "
                 "original's speed in ONNX Runtime: the other derivations are faster in the plan only"
@@ -420,8 +420,12 @@ class Optimised:
         ]
 
     def untouched(self) -> list[str]:
-        """Return why nodes are not optimised, a line for each operator and reason, most nodes first."""
-        return self._count_reasons(self.skipped)
+        """Return why nodes are not optimised, a line for each operator and reason, most nodes first.
+
+        Nodes that were not tuned in time are left out: ``conclusions`` names them.
+        """
+        late = {node for nodes in self.untuned for node in nodes}
+        return self._count_reasons(each for each in self.skipped if each.node not in late)
 
     def beyond_bound(self) -> list[str]:
         """Return by how much errors in bfloat16 exceed their bound, a line for each subprogram."""
@@ -456,7 +460,7 @@ class Optimised:
         return f"<Optimised: {self.summary()}>"
 
     def _repr_html_(self) -> str:
-        stays = _html_reasons("not optimised", self.untouched(), bool(self.untuned))
+        stays = _html_reasons("not optimised", self.untouched())
         ends = _html_reasons("sums of products across operators end before", self.ends_of_regions())
         return html_report(self.conclusions(), self.rows()) + stays + ends
 
@@ -477,10 +481,10 @@ def warn_of_original(path: str | Path, is_bundle_faster: bool) -> None:
     warnings.warn(f"{path} is your original model: {ORIGINAL_FILE}{plan}", UserWarning, stacklevel=3)
 
 
-def _html_reasons(title: str, lines: Sequence[str], is_open: bool = False) -> str:
+def _html_reasons(title: str, lines: Sequence[str]) -> str:
     """Return *lines* as a list under *title* that can be folded; nothing without lines."""
-    items, shown = "".join(f"<li>{escape(line)}</li>" for line in lines), " open" if is_open else ""
-    return f"<details{shown}><summary>{title}</summary><ul {_LEFT_ALIGNED}>{items}</ul></details>" if lines else ""
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f"<details><summary>{title}</summary><ul {_LEFT_ALIGNED}>{items}</ul></details>" if lines else ""
 
 
 def html_report(conclusions: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -200,9 +200,12 @@ class OptimisedSizes:
         Raises as ``Optimised.save_bundle`` does.
         """
         bundled = {sizes: each.bundled for sizes, each in self.plans.items()}
-        plans, chunkings = self._dispatched(
-            {s: each.timings["after"].median for s, each in bundled.items() if each.plan is not each.original}
-        )
+        chosen = {sizes: choice.chunks for sizes, choice in self.choices.items()}
+        if any(each.in_onnxruntime for each in self.plans.values()):  # the choices are those of other plans
+            chosen = self._faster_chunks(
+                {s: each.timings["after"].median for s, each in bundled.items() if each.plan is not each.original}
+            )
+        plans, chunkings = self._used(chosen)
         used = plans or [next(iter(bundled))]
         write_bundle(path, *(bundled[sizes].bundled_plan() for sizes in used), chunkings=chunkings)
 
@@ -212,23 +215,28 @@ class OptimisedSizes:
         If there are none, it is the original.  Raises Refused.
         """
         exported = {sizes: each for sizes, each in self.plans.items() if each.replacements}
-        plans, chunkings = self._dispatched(
-            {sizes: each.timings["before"].median / (each.exported.speedup or 1.0) for sizes, each in exported.items()}
+        plans, chunkings = self._used(
+            self._faster_chunks(
+                {
+                    size: each.timings["before"].median / (each.exported.speedup or 1.0)
+                    for size, each in exported.items()
+                }
+            )
         )
         shapes = [self.ranges.at(self._first_shapes, sizes) for sizes in plans]
         made = [self.plans[sizes].onnx() for sizes in plans]
         return dispatch_sizes(self.model, list(zip(shapes, made, strict=True)), chunkings)
 
-    def _dispatched(self, seconds: Mapping[SizeTuple, float]) -> tuple[list[SizeTuple], list[Chunking]]:
-        """Return the plans that a model needs in which they take these *seconds*, and the chunks of sizes without one.
-
-        Each size runs by what is faster than the original by these times.
-        """
+    def _faster_chunks(self, seconds: Mapping[SizeTuple, float]) -> dict[SizeTuple, Chunks]:
+        """Return the chunks of each size that are faster than the original if plans take these *seconds*."""
         found = find_chunks(self.ranges, self.dimensions, seconds)
-        chunks = {
+        return {
             sizes: found[sizes][1] if sizes in found and found[sizes][0] * MIN_SPEEDUP < choice.before else ()
             for sizes, choice in self.choices.items()
         }
+
+    def _used(self, chunks: Mapping[SizeTuple, Chunks]) -> tuple[list[SizeTuple], list[Chunking]]:
+        """Return the plans of *chunks*, and the chunks of sizes without a plan of their own."""
         used = {plan for those in chunks.values() for plan in those}
         return [sizes for sizes in self.plans if sizes in used], self.chunkings(chunks)
 
@@ -363,8 +371,8 @@ class OptimisedSizes:
         own, tuned = sum(each.chunks == (each.sizes,) for each in self.choices.values()), len(self.plans)
         lines = [
             f"{low:.2f} to {high:.2f} times as fast as {rival} at {count_noun(count, 'size')}",
-            f"{count_noun(tuned, 'size')} tuned: {own} run by plans of their own, {count - own - original} in chunks, "
-            f"{original} by the original",
+            f"sizes run by plans of their own: {own}, in chunks: {count - own - original}, by the original: {original} "
+            f"({count_noun(tuned, 'size')} tuned)",
             *self._proofs(),
             f"largest difference {self._largest_difference:.1e} of the largest output",
             f"deploy this: {bundle}: a folder that ONNX Runtime runs from any language",

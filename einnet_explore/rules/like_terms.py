@@ -6,9 +6,10 @@ r"""Like terms: the terms of a sum that read the same element are added first.
    \Big\{ \mathop{L}_{\vec x\, \vec y\, \vec u} \sum_{\vec z} [\varphi(\vec x, \vec z) = \vec u]\,
    g(\vec x, \vec y, \vec z) \Big\}[\vec x, \vec y, \vec u]
 
-:math:`\varphi` is a position at which *f* is read: two windows one after the other read at :math:`h + r + s`, so they
-are one larger window; a window of an upsampling reads at :math:`\lfloor (h + r) / 2 \rfloor`, so several of its places
-are one element.  If *g* has weights only, its sum is computed beforehand.
+Terms are alike if they read *f* at one position :math:`\varphi`.  A window of 3 on a window of 3 reads *f* at
+:math:`h + r + s`, so nine terms read five elements: it is a window of 5, whose weights are sums of products of both.  A
+window on an upsampled image reads at :math:`\lfloor (h + r) / 2 \rfloor`, so several of its places are one element.
+If *g* has only weights, the inner sum is computed once, ahead of time.
 """
 
 from __future__ import annotations

@@ -331,7 +331,8 @@ def load_recorded_profile(name: str, threads: int | None = None) -> RecordedProf
     text, _, wanted = name.partition("#")
     path = Path(text)
     if not path.is_file():
-        raise BackendError(f"profile {text or '(no name)'}: found no such file, expected {PROFILE_PREFIX}FILE.sqlite")
+        expected = f"{PROFILE_PREFIX}FILE.sqlite or {PROFILE_PREFIX}FILE.json"
+        raise BackendError(f"profile {text or '(no name)'}: found no such file, expected {expected}")
     if path.suffix == ".json":
         return _gpu_results(path)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, overload
 
@@ -63,11 +63,12 @@ def explore(
     return Session(program, rules, operators)
 
 
-def load(path: str | Path) -> Program | Derivation | Run | Session:
+def load(path: str | Path, recorded_rules: Collection[str] = ()) -> Program | Derivation | Run | Session:
     """Load a program (``.ein``), a derivation (a record, ``.json``), a search (``.einx``) or a session (``.eins``).
 
-    JSON files name their format, so the last three may have other suffixes in *path*.  Raises OSError if the file
-    cannot be read, TextError with line and column for a wrong text, RecordError for other wrong files.
+    JSON files name their format, so the last three may have other suffixes in *path*.  *recorded_rules* are names of
+    rules of your own: a record's steps of these rules are taken as it has them.  Raises OSError if the file cannot be
+    read, TextError with line and column for a wrong text, RecordError for other wrong files.
     """
     kind = KINDS.get(Path(path).suffix)
     if kind is None and not (text := text_of(path)).lstrip().startswith("{"):
@@ -80,7 +81,7 @@ def load(path: str | Path) -> Program | Derivation | Run | Session:
         return Session.load(path)
     if kind == SEARCH_FORMAT:
         return saved_search_from_json(Run, data, program_seconds, str(path))
-    return from_record(data, source=str(path))
+    return from_record(data, source=str(path), recorded=recorded_rules)
 
 
 @renamed_argument("limit", "budget")

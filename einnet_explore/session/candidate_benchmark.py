@@ -307,7 +307,7 @@ def check_measuring_device(device: str) -> None:
     if known[name].missing:
         raise ValueError(f"device {device!r}: missing {known[name].missing}; expected cpu or {PREFIX}FILE")
     if device == PREFIX:
-        raise ValueError(f"device {device!r}: no file is named, expected {PREFIX}FILE.sqlite")
+        raise ValueError(f"device {device!r}: no file is named, expected {PREFIX}FILE.sqlite or {PREFIX}FILE.json")
 
 
 Opener: TypeAlias = "Callable[[Program, Arrays, int], tuple[Arrays, Callable[[], object]]]"

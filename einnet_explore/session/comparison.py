@@ -146,6 +146,21 @@ def compared_graphs(programs: Sequence[Program], names: Sequence[str]) -> tuple[
     return tuple(picture.svg() for picture in align_graphs(graphs, names))
 
 
+def texts_side_by_side(first: str, second: str) -> str:
+    """Return two texts as HTML; words that the other does not have in this order are marked."""
+    return _HALVES.format("".join(map(_marked, _differing_texts(first, second))))
+
+
+def programs_side_by_side(programs: tuple[Program, Program], names: tuple[str, str]) -> str:
+    """Return the texts and the computation graphs of two programs as HTML, with their differences marked."""
+    first, second = map(text, programs)
+    figures = "".join(f"<figure>{svg}</figure>" for svg in compared_graphs(programs, names))
+    return texts_side_by_side(first, second) + _HALVES.format(figures)
+
+
+_HALVES = "<div style='display:flex;flex-wrap:wrap;gap:1em'>{}</div>"
+
+
 @dataclass(frozen=True, repr=False)
 class Comparison(DisplayedAsTable):
     """Programs *before* and *after*, which may come from different branches; *names* describe them.
@@ -207,9 +222,8 @@ class Comparison(DisplayedAsTable):
         )
         steps = "".join(f"<li>{escape(step)}</li>" for step in self.steps)
         listed = f"<p>from {escape(self.names[0])} to {escape(self.names[1])}:</p><ol>{steps}</ol>" if steps else ""
-        texts = "".join(map(_marked, _differing_texts(*map(text, self.programs))))
-        halves = "<div style='display:flex;flex-wrap:wrap;gap:1em'>{}</div>"
-        return {**shown, "text/html": shown["text/html"] + halves.format(texts) + halves.format(images) + listed}
+        texts = texts_side_by_side(text(self.before), text(self.after))
+        return {**shown, "text/html": shown["text/html"] + texts + _HALVES.format(images) + listed}
 
     def table(self) -> TextTable:
         """Return one row for each program."""

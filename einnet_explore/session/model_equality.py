@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from math import inf, prod
 from os import PathLike
@@ -21,7 +21,7 @@ from einnet_explore.checker.record import COMPARISON, FORMAT, VERSION
 from einnet_explore.equivalence.assumptions import infinite_results
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.equivalence.linear_space import Undecided
-from einnet_explore.equivalence.program_diff import inline_equations, require_same_interface
+from einnet_explore.equivalence.program_diff import inline_equations, require_common_interface
 from einnet_explore.equivalence.sample_inputs import within_type
 from einnet_explore.equivalence.term_multiset import term_difference
 from einnet_explore.equivalence.verdict import (
@@ -42,6 +42,7 @@ from einnet_explore.pipeline.value_differences import first_difference, first_un
 from einnet_explore.pipeline.value_proofs import Sweep, ValuePair, match_interface, open_sweep
 from einnet_explore.pipeline.value_samples import without_optimisations
 from einnet_explore.runtime.arrays import Array
+from einnet_explore.session.comparison import programs_side_by_side, texts_side_by_side
 from einnet_explore.session.comparison_graphs import side_by_side
 from einnet_explore.strategies.candidate import save_records
 from einnet_explore.support.errors import Refused
@@ -113,7 +114,7 @@ class Verdict(DisplayedAsTable):
     * ``unknown``: neither proved nor refuted;
     * ``different``: refuted, with a *difference*, if one was found by evaluation.
 
-    *why* is the reason.  It took *seconds*.  *certificate* is that of two programs.
+    *why* is the reason.  It took *seconds*.  *certificate* is that of two *programs*.
 
     Of two models, *pairs* are the proved values, *folded* the weights and constants of one model that were found to be
     products of the other's.  *difference* is confirmed in ONNX Runtime.  *nodes* are the first nodes of both models
@@ -137,6 +138,7 @@ class Verdict(DisplayedAsTable):
     certificate: Certificate | None = None
     sizes: tuple[tuple[str, int], ...] = ()
     agreement: float | None = None
+    programs: tuple[Program, Program] | None = field(default=None, compare=False)
 
     @property
     def ok(self) -> bool:
@@ -187,19 +189,32 @@ class Verdict(DisplayedAsTable):
         if self.folded:
             error = max(each.error for each in self.folded)
             weights = count_noun(len(self.folded), "weight or constant", "weights and constants")
-            lines.append(
-                f"{weights} of one model are products of weights of the other, up to {error:.1e} of the largest element"
-            )
+            lines.append(f"{weights} computed from the other model's, up to {error:.1e} of the largest element")
         if self.agreement is not None:
             lines.append(f"on random inputs, the outputs differ by at most {self.agreement:.1e} of the largest element")
         return [*lines, *(str(found) for found in (self.difference, self.why) if found)]
 
     def page(self, title: str) -> str:
-        """Return an HTML page with a *title*: the verdict, the graphs of both models side by side, and the table."""
+        """Return an HTML page with a *title*: the verdict, and both sides next to each other.
+
+        Of models these are the graphs and a table of the proved values, of programs texts and graphs, of families
+        texts.
+        """
         lines = [f"<p>{escape(line)}</p>" for line in self.lines()]
-        equal_values = [(pair.first, pair.second) for pair in self.pairs]
-        graphs = self.models and side_by_side(self.models, equal_values, self.nodes)
-        return html_page(title, [*lines, graphs or "", self.table()._repr_html_()])
+        return html_page(title, [*lines, self._sides()])
+
+    def _sides(self) -> str:
+        """Return both sides next to each other as HTML."""
+        if self.models:
+            equal_values = [(pair.first, pair.second) for pair in self.pairs]
+            return side_by_side(self.models, equal_values, self.nodes) + self._pairs_html()
+        if self.programs:
+            return programs_side_by_side(self.programs, ("first", "second"))
+        return "".join(texts_side_by_side(first, second) for case in self.cases for *_, first, second in case.pairs)
+
+    def _pairs_html(self) -> str:
+        """Return the table of several proved values as HTML, without the verdict below it."""
+        return replace(self.table(), caption="")._repr_html_() if len(self.pairs) > 1 else ""
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -211,8 +226,7 @@ class Verdict(DisplayedAsTable):
         first, *others = self.lines()
         kind, rest = first[: len(self.kind)], first[len(self.kind) :]
         html = "<br>".join([kind_html(kind) + escape(rest), *map(escape, others)])
-        table = self.table()._repr_html_() if len(self.pairs) > 1 else ""
-        return {"text/html": html + table, "text/plain": str(self)}
+        return {"text/html": html + self._pairs_html(), "text/plain": str(self)}
 
     def save_certificates(self, folder: str | PathLike[str]) -> int:
         """Write one record for each proved pair to *folder*, and return their number.
@@ -244,7 +258,7 @@ def compare_programs(first: Program, second: Program, budget: float = 60.0) -> V
     """Compare two programs, whose inputs and outputs correspond by name or by position, for *budget* seconds."""
     start = perf_counter()
     second = with_interface_of(second, first)
-    require_same_interface(first, second)
+    require_common_interface(first, second)
     found, difference, why = Certificate("unknown", "none", detail="the budget was reached"), None, ""
     with suppress(TimeoutError), interrupt_after(budget, "the comparison"):
         found = certify(first, second)
@@ -256,7 +270,8 @@ def compare_programs(first: Program, second: Program, budget: float = 60.0) -> V
     proofs = tuple(ValuePair(name, name, first, second, found) for name in first.outputs if found)
     seconds = perf_counter() - start
     why = why if kind == "different" else found.why
-    return Verdict(kind, proofs, (), seconds, difference, why=why, certificate=found)
+    both = first, second
+    return Verdict(kind, proofs, (), seconds, difference, why=why, certificate=found, programs=both)
 
 
 def _differing_term(first: Program, second: Program, at: Difference) -> str:

@@ -8,11 +8,11 @@ programs.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from keyword import iskeyword
 from os import PathLike
 
-from einnet_explore.checker.record import COMPARISON, RecordError, load_json, read_record
+from einnet_explore.checker.record import COMPARISON, RecordedStep, RecordError, load_json, read_record
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator
 from einnet_explore.rules import INTER_RULES, RULES, Derivation, Match, Rule
@@ -22,30 +22,49 @@ from einnet_explore.support.json_values import JsonObject
 from einnet_explore.syntax import text
 
 
-def from_record(record: object, rules: tuple[Rule[object], ...] | None = None, source: str = "<record>") -> Derivation:
+def from_record(
+    record: object,
+    rules: tuple[Rule[object], ...] | None = None,
+    source: str = "<record>",
+    recorded: Collection[str] = (),
+) -> Derivation:
     """Return the derivation of *record*, its rules applied again.
 
-    *rules* are those that it may name (all of the library's when None).  Raises RecordError if the record has another
-    form, names an unknown rule, or a rule is refused or no longer gives the recorded program.
+    *rules* are those that it may name (all of the library's when None).  Steps of other rules called *recorded* are as
+    the record has them.  Raises RecordError if the record has another form, names an unknown rule, or a rule is refused
+    or no longer gives the recorded program.
     """
     found = read_record(record, source)
     known = known_rules() if rules is None else {rule.name: rule for rule in rules}
     derivation = Derivation(found.start)
     for n, step in enumerate(found.steps):
         where, what = f"{source}: $.steps[{n}]", f"{step.rule} at {step.at}"
-        if step.rule not in known:
-            hint = "a rule of your own needs ee.Session.load(FILE, rules=[...])"
+        rules_here = {step.rule: _recorded_rule(step), **known} if step.rule in recorded else known
+        if step.rule not in rules_here:
+            hint = f"a rule of your own needs show --rule {step.rule}, or ee.Session.load(FILE, rules=[...])"
             if step.rule == COMPARISON:
                 hint = "records of equal have no rules, einnet-explore check reads them"
             raise RecordError(f"{where}.rule: found {step.rule!r}, expected one of {len(known)} known rules; {hint}")
         written = {"rule": step.rule, "at": step.at, "params": step.params}
         try:
-            derivation = derivation.then(match_from_json(known, derivation.end, written))
+            derivation = derivation.then(match_from_json(rules_here, derivation.end, written))
         except BAD_STEP_ERRORS as error:
             raise RecordError(f"{where}: {what}: {error}") from None
         if derivation.end != step.after and text(derivation.end) != text(step.after):
             raise RecordError(f"{where}.after: {what} now results in another program:\n{text(derivation.end)}")
     return derivation
+
+
+def _recorded_rule(step: RecordedStep) -> Rule[object]:
+    """Return a rule in place of one that is not here: it rewrites to the program that *step* has."""
+    return Rule(
+        step.rule,
+        law="",
+        propose=lambda program, path: (),
+        rewrite=lambda program, path, parameters: step.after,
+        encode=lambda parameters: dict(step.params),
+        decode=lambda program, path, parameters: parameters,
+    )
 
 
 def load_record(path: str | PathLike[str]) -> JsonObject:

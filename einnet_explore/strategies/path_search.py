@@ -24,7 +24,7 @@ from itertools import count, islice
 from time import monotonic
 
 from einnet_explore.analysis.canonical_keys import program_key
-from einnet_explore.equivalence.program_diff import require_same_interface
+from einnet_explore.equivalence.program_diff import require_common_interface
 from einnet_explore.ir import Access, Apply, Const, Index, Program, Tensor, scopes, walk_scalar
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.rules import ALL_RULES, INVERSE, Derivation, Rule
@@ -51,7 +51,7 @@ class PathSearch:
     """A search from both *ends*; ``best`` is the shortest derivation from the first to the second so far."""
 
     def __init__(self, before: Program, after: Program) -> None:
-        require_same_interface(before, after)
+        require_common_interface(before, after)
         open_programs = all(equation.via is None for program in (before, after) for equation in program.equations)
         self.rules = tuple(rule for rule in ALL_RULES if not (open_programs and _instantiates(rule)))
         if not open_programs:

@@ -146,7 +146,9 @@ def parse(text: str, source: str = "<text>") -> Program:
             if (line := _PARAMETERS.search(text)) is not None:
                 at = Token("NAME", "param", line=text.count("\n", 0, line.start(1)) + 1, column=len(line[0]) - 4)
                 raise error_at(
-                    at, "found param, expected sizes that are numbers: this is a family of programs"
+                    at,
+                    "found param, expected sizes that are numbers: this is a family of programs, which family and "
+                    "equal read",
                 ) from None
             raise
 
@@ -160,7 +162,7 @@ def text_of(path: str | PathLike[str]) -> str:
     """Read the file at *path*; raises OSError if it cannot be read, TextError if it is no UTF-8."""
     if Path(path).suffix == ".onnx" and Path(path).is_file():
         # Its first strange byte would say nothing of where it does belong.
-        raise ValueError(f"{path}: found an ONNX model, expected text; optimize and bench take models")
+        raise ValueError(f"{path}: found an ONNX model, expected text; optimize, equal and bench take models")
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

@@ -16,6 +16,8 @@ from typing import TypeAlias
 from lark import Token, Tree
 from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput, UnexpectedToken
 
+from einnet_explore.ir.printer import RESERVED
+
 
 class TextError(ValueError):
     """The text is no legal program; ``str()`` is one line with the place, the text found and the text expected."""
@@ -66,6 +68,12 @@ def _translate_error(source: str, text: str, error: UnexpectedInput) -> TextErro
             found, line, column = repr(str(token)), error.line, error.column
         case _:
             found, line, column = repr(text[error.pos_in_stream or 0]), error.line, error.column
+    if (
+        named := _RESERVED_NAME.search(text, 0, error.pos_in_stream or 0)
+    ) is not None:  # lark's error is where it is read
+        begin = named.start(named.lastgroup or 0)
+        place = text.count("\n", 0, begin) + 1, begin - text.rfind("\n", 0, begin)
+        return TextError(source, *place, _describe_reserved(named[named.lastgroup or 0]))
     expected = _describe_expected(error)
     before = text[: error.pos_in_stream or 0].rpartition("\n")[2]
     if expected == "'['" and (word := _FIRST_WORD.fullmatch(before)):
@@ -99,6 +107,16 @@ def _describe_expected(error: UnexpectedInput) -> str:
     words = sorted(found - {"an integer"} if "a number" in found else found)
     return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else "".join(words)
 
+
+def _describe_reserved(word: str) -> str:
+    return f'found the reserved word {word}, expected another name, or "{word}" in double quotes'
+
+
+_WORD = "|".join(sorted(RESERVED, key=len, reverse=True))
+_RESERVED_NAME = re.compile(
+    rf"^\s*(?:tensor\s+(?P<input>{_WORD})\s*\[|(?P<result>{_WORD})\s*\[[^\]\n]*\]\s*=(?!=))", re.MULTILINE
+)
+"""The definition of a tensor or equation whose name would need double quotes."""
 
 _FIRST_WORD = re.compile(r"\s*(\w+)\s+")
 _LAST_WORD = re.compile(r"(\w+)\s*$")
@@ -154,10 +172,12 @@ SyntaxNode: TypeAlias = "Tree[Token] | Token"
 
 
 def name_from_tree(tree: SyntaxNode) -> str:
-    """Return a name: a word, or any text in double quotes."""
+    """Return a name: a word that is not reserved, or any text in double quotes."""
     match tree:
         case Tree(children=[Token(type="STRING") as token]):
             return string_literal(token)
+        case Tree(children=[Token(value=word) as token]) if word in RESERVED:
+            raise error_at(token, _describe_reserved(word))
         case Tree(children=[token]):
             return str(token)
     raise error_at(tree, f"found {tree}, expected a name")

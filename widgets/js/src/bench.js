@@ -9,7 +9,7 @@ const rate = (value) => (value >= 1e12 ? `${(value / 1e12).toPrecision(3)} T` : 
 export function benchPanel({ act, bus, save }) {
   const list = h("div.ein-scroll");
   const device = h("select", { ariaLabel: "device", onchange: () => placed() });
-  const file = h("input", { type: "text", placeholder: "FILE.sqlite", ariaLabel: "file of the profile", hidden: true });
+  const file = h("input", { type: "text", placeholder: "FILE.sqlite or FILE.json", title: "times that were recorded on another machine", ariaLabel: "file of the profile", hidden: true });
   const note = h("p.ein-faint");
   const rounds = h("input", { type: "number", min: 3, max: 500, value: 15, ariaLabel: "rounds" });
   const start = h("button", { type: "button", title: "measure the selected programs in interleaved rounds", onclick: () => go() }, "Measure");
