@@ -69,7 +69,7 @@ from einnet_explore.pipeline.tuning_task import (
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Array
 from einnet_explore.runtime.cuda import execution
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.runtime.measurement import time_calls
+from einnet_explore.runtime.measurement import stop_after, time_calls
 from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS, onnxruntime_message
 from einnet_explore.runtime.profile_store import PROFILE_PREFIX
 from einnet_explore.strategies.rounding_levels import parse_level
@@ -469,7 +469,8 @@ class Optimiser:
         known = self.history.get("model", self._measured_digest, self.settings.threads)
         if known is not None:
             return as_number(known)
-        seconds = time_calls({"it": lambda: self.original.run(self.feeds)}, rounds=5, min_seconds=0.05)["it"].low
+        run, enough = partial(self.original.run, self.feeds), stop_after(1, 1.0)
+        seconds = time_calls({"it": run}, rounds=5, min_seconds=0.05, enough=enough)["it"].low
         self.history.record(seconds, "model", self._measured_digest, self.settings.threads)
         return seconds
 

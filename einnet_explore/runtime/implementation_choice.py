@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice
 from math import inf, prod
 
 import numpy as np
@@ -66,6 +67,7 @@ from einnet_explore.runtime.implementations import (
     InterpretedCall,
     KernelCall,
     TiledCall,
+    first_implementation,
     implementations_of,
     load_implementation,
     single_threaded_variant,
@@ -135,6 +137,8 @@ def fastest_implementation(
     Where a short kernel by several threads is the best, the same by one thread is compared with it.  The result is
     compiled.  Raises BackendError where no implementation is left.
     """
+    if bound.is_constant:  # it is run once: measurement would take longer
+        return first_implementation(bound, implementations)
     return _Choice(bound, store).take(implementations)
 
 
@@ -624,7 +628,8 @@ def compile_ahead(
     found: dict[str, KernelCall | TiledCall] = {}
 
     def note(bound: BoundEquation, implementations: Iterable[Implementation]) -> Implementation:
-        found.update((kernel.key, kernel) for kernel in _untimed_kernels(bound, implementations, store))
+        taken = islice(implementations, 1) if bound.is_constant else implementations
+        found.update((kernel.key, kernel) for kernel in _untimed_kernels(bound, taken, store))
         return _Uncompiled(tuple(bound.operands))
 
     for program in programs:
