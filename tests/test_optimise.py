@@ -286,7 +286,7 @@ def test_negligible_subprograms_are_not_searched(monkeypatch: pytest.MonkeyPatch
     assert [part.trial.states for part in parts] == [0, 0]
     assert all("a gain is not measurable" in part.why for part in parts)
     budgets = (work.time_budget, *map(default_budget, (5, 99)), replace(work, budget=7.0).time_budget)
-    assert budgets == (60, 100, 480, 7)  # of 2 subprograms, of more, and as given
+    assert budgets == (60, 60, 150, 7)  # of 2 subprograms, of more, and as given
 
 
 def test_inputs_distinguish_wrong_results() -> None:

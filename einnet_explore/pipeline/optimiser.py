@@ -171,14 +171,14 @@ def parse_budget(budget: float | str | None) -> float | None:
 FAST_ENOUGH = 1.2
 """A joined subprogram with this speedup is taken without a look at its parts."""
 
-TASK_BUDGET_SECONDS, MIN_BUDGET_SECONDS, MAX_BUDGET_SECONDS = 20.0, 60.0, 480.0
+TASK_BUDGET_SECONDS, MIN_BUDGET_SECONDS, MAX_BUDGET_SECONDS = 3.0, 60.0, 150.0
 """If no budget is given: seconds for each task, and the least and most for a model.  By then the largest tasks of a
 large model have been tuned; a small one ends before, with all of its tasks."""
 
 
-def default_budget(tasks: int) -> float:
-    """Return the budget of a model with so many different subprograms, in seconds."""
-    return min(max(MIN_BUDGET_SECONDS, TASK_BUDGET_SECONDS * tasks), MAX_BUDGET_SECONDS)
+def default_budget(tasks: int, each: float = TASK_BUDGET_SECONDS, most: float = MAX_BUDGET_SECONDS) -> float:
+    """Return the budget of a model with so many different subprograms, in seconds: *each* for one, at most *most*."""
+    return min(max(MIN_BUDGET_SECONDS, each * tasks), most)
 
 
 REMOTE_TIME_SHARE = 0.5

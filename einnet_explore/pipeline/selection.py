@@ -175,7 +175,7 @@ CERTAIN_SPEEDUP = 1.5
 MAX_ELIMINATION_TRIALS = 8
 """Groups that are left out on trial at most, least gain first."""
 
-ELIMINATION_SECONDS = 45.0
+ELIMINATION_SECONDS = 20.0
 """Seconds after which no further group is tried."""
 
 
@@ -221,7 +221,7 @@ def _is_doubtful(part: TunedSubprogram) -> bool:
     return part.trial.seconds_before < CERTAIN_SPEEDUP * part.trial.seconds_after
 
 
-EXPORT_SELECTION_SECONDS = 30.0
+EXPORT_SELECTION_SECONDS = 15.0
 """Seconds of forward selection in the file: most of the gain is in the plan."""
 
 MIN_EXPORT_SPEEDUP = 1.0

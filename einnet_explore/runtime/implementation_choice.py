@@ -414,10 +414,19 @@ def _measure(
     return min(times.samples)  # what else runs on the machine only ever adds time
 
 
+DRAWN_ELEMENTS = 65521
+"""Random numbers that are drawn for arrays: larger ones repeat them, with a period that divides no extent."""
+
+
+@lru_cache(maxsize=1)
+def _drawn() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(DRAWN_ELEMENTS)
+
+
 def _random_array(tensor: Tensor) -> np.ndarray:
     """Random elements of *tensor*: of ordinary size, or integers of its type."""
-    drawn = 16 * np.random.default_rng(0).standard_normal(tensor.shape)
-    return within_type(tensor, drawn if ELEMENT_TYPES[tensor.dtype].is_integer else drawn / 16).astype(tensor.dtype)
+    drawn = within_type(tensor, 16 * _drawn() if ELEMENT_TYPES[tensor.dtype].is_integer else _drawn())
+    return np.resize(drawn.astype(tensor.dtype), tensor.shape)
 
 
 @dataclass(frozen=True)
