@@ -319,17 +319,13 @@ def assign_layouts(derivation: Derivation, rough: Price, exact: Price | None = N
     own, taken = [modes[0] for modes in operators], [modes[m] for modes, m in zip(operators, chosen.modes, strict=True)]
     if chosen.seconds > MIN_ESTIMATED_GAIN * total_seconds(own, problem.transform):
         return derivation
-    changed = [(e, *pair) for e, *pair in zip(equations, own, taken, strict=True) if pair[0] != pair[1]]
-    estimated = sum(mode.seconds for _, *pair in changed for mode in pair)
-    if (
-        exact is not None
-        and 2 * len(changed) <= MAX_MEASURED_MODES
-        and RUNS_PER_MODE * estimated <= MAX_MEASURING_SECONDS
-    ):
+    changed = [each for each in zip(equations, own, taken, strict=True) if each[1] != each[2]]
+    estimated = sum(before.seconds + after.seconds for _, before, after in changed)
+    few = 2 * len(changed) <= MAX_MEASURED_MODES and RUNS_PER_MODE * estimated <= MAX_MEASURING_SECONDS
+    if exact is not None and few:
         measured = LayoutProblem(derivation.end, exact)
-        before, after = (
-            total_seconds([measured.priced(e, pair[n]) for e, *pair in changed], measured.transform) for n in (0, 1)
-        )
+        before = total_seconds([measured.priced(e, mode) for e, mode, _ in changed], measured.transform)
+        after = total_seconds([measured.priced(e, mode) for e, _, mode in changed], measured.transform)
         if after > MIN_MEASURED_GAIN * before:
             return derivation
     layouts = {name: layout for mode in taken for name, layout in mode.makes.items() if layout}
