@@ -413,7 +413,7 @@ MAX_CONTENDER_RATIO = 1.25
 MODEL_SEARCH_SECONDS = 45.0
 """Seconds of search for a whole model, distributed over its subprograms by their part of its time."""
 
-MAX_SEARCH_SHARE = 0.4
+MAX_SEARCH_SHARE = 0.6
 """The part of a budget that searches take at most: kernels are compiled and measured in the rest."""
 
 MIN_SEARCH_SECONDS = 0.5
