@@ -489,6 +489,7 @@ def test_saving_the_original_warns_and_parts_that_stay_have_no_verdict(tmp_path:
         assert work.status("Cancel").endswith(" · Cancel measures and keeps these")
     found = work.result()
     assert work.status().startswith("done · ")
+    assert found.progress[-1][1] == found.speedup and [*found.progress] == sorted(found.progress)
     stayed = tuple(replace(part, kept=False, certificate="proved") for part in found.parts)
     fast = replace(found, parts=stayed, replacements=())
     with pytest.warns(UserWarning, match="is your original model: no rewrite is faster in plain ONNX Runtime$"):

@@ -380,6 +380,8 @@ class Optimiser:
     """The nodes of subprograms that gained at other sizes of the model: they are tuned first."""
     stage: str = "reading the model"
     done: int = 0
+    progress: list[tuple[float, float]] = field(default_factory=list)
+    """The estimated speedup whenever it changed, by the seconds since the start."""
     _began: float = field(default_factory=perf_counter, init=False)
     _certified: dict[str, TunedSubprogram] = field(default_factory=dict, init=False)
     _tuned: dict[tuple[str, ...], TunedSubprogram] = field(default_factory=dict, init=False)
@@ -397,8 +399,8 @@ class Optimiser:
         if self.stage != TUNING:
             effect = f" · {interrupt} keeps the best plan so far" if self.stage == SELECTING else ""
             return f"{self.stage} · {passed:.0f} s{effect}"
-        spent, gain = self.tuner.spent, sum(part.gain for part in tuple(self.parts) if part.kept)
-        best = f"best so far about {self.seconds / max(self.seconds - gain, 1e-9):.2f} times as fast" if gain else ""
+        spent, speedup = self.tuner.spent, self._estimated_speedup()
+        best = f"best so far about {speedup:.2f} times as fast" if speedup != 1 else ""
         budget = f"{self.time_budget:.0f} s" + (" with earlier runs" if spent > passed + 1 else "")
         phrases = (
             f"{self.stage} · {self.done} of {len(self.subprograms)}",
@@ -407,6 +409,11 @@ class Optimiser:
             f"{interrupt} measures and keeps these",
         )
         return " · ".join(phrases)
+
+    def _estimated_speedup(self) -> float:
+        """Return the speedup of the model if the subprograms gain as much as they do alone."""
+        gain = sum(part.gain for part in tuple(self.parts) if part.kept)
+        return self.seconds / max(self.seconds - gain, 1e-9)
 
     @cached_property
     def split(self) -> Split:
@@ -537,6 +544,8 @@ class Optimiser:
                 self.parts.append(part)
             else:
                 self._choose(whole)
+            if (speedup := self._estimated_speedup()) != (self.progress[-1][1] if self.progress else 1.0):
+                self.progress.append((perf_counter() - self._began, speedup))
             yield TuningProgress(n, len(self.subprograms), part)
 
     def _tasks(self) -> Iterable[Subprogram]:
@@ -600,6 +609,7 @@ class Optimiser:
             inputs=self.inputs.source if self.inputs else "",
             region_ends=self.split.region_ends,
             budget=self.time_budget,
+            progress=(*self.progress, (perf_counter() - self._began, found.speedup)),
             skipped=(
                 *self.split.skipped,
                 *(Skipped(node, f"{end} before it was tuned") for nodes in untuned for node in nodes),
