@@ -493,7 +493,7 @@ def by_lot(folder: str, commands: Mapping[str, str]) -> None:
         return seconds(LOT, "sample", drawn["sample"])
 
     measurement.time_samplers, TimeStore.get = sampled, get  # type: ignore[method-assign]
-    tuning_task.sample_seconds = sample  # type: ignore[attr-defined]
+    tuning_task.sample_seconds = selection.sample_seconds = sample  # type: ignore[attr-defined]
     selection.installed_hosts = tuple
     os.chdir(folder)
     for name, proto in models().items():
