@@ -447,8 +447,9 @@ class _Form:
     estimate: float | None = None
 
 
-MAX_HOPEFUL_RATIO = 1.25
-"""A form is tried if its estimate, corrected by those of the forms so far, is below this multiple of the least time."""
+MAX_HOPEFUL_RATIO = 2.0
+"""A form is tried if its estimate, corrected by those of the forms so far, is below this multiple of the least time:
+estimates of forms of different kinds are off by such factors."""
 
 MAX_SAMPLE_RATIO = 2.0
 """A form whose first sample takes more than this multiple of the least one is not measured in turns."""
@@ -628,7 +629,7 @@ class TuningTask:
                 return
             name = str(len(race.seconds))
             found.derivations[name], found.runners[name] = derivation, _bind_feeds(run, feeds)
-            race.enter(name, form, sample_seconds(found.runners[name], 1))
+            race.enter(name, form, min(sample_seconds(found.runners[name], 1) for _ in range(2)))
             for slow in race.losers():  # their copies of the weights are freed
                 found.derivations.pop(slow, None)
                 found.runners.pop(slow, None)
