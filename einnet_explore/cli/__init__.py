@@ -413,7 +413,7 @@ def _optimize_arguments(command: argparse.ArgumentParser) -> None:
         "--budget",
         type=parse_seconds,
         metavar="SECONDS",
-        help="start no tuning task after this time (default: 3 s for each different subprogram, at least 60 and at "
+        help="start no tuning task after this time (default: 4 s for each different subprogram, at least 60 and at "
         "most 150 s; on a GPU 20 s and at most 480 s); final selection takes half as long at most",
     )
     command.add_argument(

@@ -171,7 +171,7 @@ def parse_budget(budget: float | str | None) -> float | None:
 FAST_ENOUGH = 1.2
 """A joined subprogram with this speedup is taken without a look at its parts."""
 
-TASK_BUDGET_SECONDS, MIN_BUDGET_SECONDS, MAX_BUDGET_SECONDS = 3.0, 60.0, 150.0
+TASK_BUDGET_SECONDS, MIN_BUDGET_SECONDS, MAX_BUDGET_SECONDS = 4.0, 60.0, 150.0
 """If no budget is given: seconds for each task, and the least and most for a model.  By then the largest tasks of a
 large model have been tuned; a small one ends before, with all of its tasks."""
 

@@ -254,7 +254,7 @@ def optimize(
     *shapes* sets dynamic inputs by name.  A dimension may have several sizes: ``range(1, 9)``, of which a few are
     tuned, or a list, of which each is; the result, an ``OptimisedSizes``, accepts all of them (docs/deploying.md).
     *threads* defaults to the cores of this machine.  No subprogram is tuned after *budget* seconds, all runs of the
-    model counted (None: 3 for each different subprogram, at least 60 and at most 150; on a GPU 20 and at most 480), and
+    model counted (None: 4 for each different subprogram, at least 60 and at most 150; on a GPU 20 and at most 480), and
     all sizes; final selection takes half as long at most.  *numerics* bounds the change of rounding: ``"exact"``,
     ``"reassociate"``, ``"approximate"`` (outputs may differ by 1e-4 of the largest) or ``"bf16"`` (products may also
     have operands in bfloat16, as far as the running error stays below *error_bound*, relative to the largest output).
