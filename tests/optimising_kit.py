@@ -24,7 +24,7 @@ from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, largest_error
 
 FIELDS = {
     "model", "device", "seconds_before", "seconds_after", "speedup", "max_abs_error", "max_rel_error",
-    "search_seconds", "subprograms", "folded_weights", "fused_eoperators", "skipped", "region_ends",
+    "search_seconds", "progress", "subprograms", "folded_weights", "fused_eoperators", "skipped", "region_ends",
 }  # fmt: skip
 SHORT = Settings(1, 3, 0.3, 2)
 """One thread, three choices deep, a third of a second for a search, two finalists."""

@@ -23,6 +23,7 @@ from onnx_building import build, node
 import einnet_explore as ee
 from einnet_evaluation import end_to_end, operator_cases, searches
 from einnet_explore.cli import command_parser, main
+from einnet_explore.pipeline.gpu_optimiser import MAX_PARTS_BUDGET_SECONDS, PART_BUDGET_SECONDS
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.optimiser import MAX_BUDGET_SECONDS, MIN_BUDGET_SECONDS, TASK_BUDGET_SECONDS
 from einnet_explore.pipeline.tuning_context import Settings
@@ -229,6 +230,7 @@ def test_help_names_the_actual_defaults(monkeypatch: pytest.MonkeyPatch, capsys:
     assert f"({Options().strategy}, the default)" in said["derive"]
     least, most = MIN_BUDGET_SECONDS, MAX_BUDGET_SECONDS
     said_budget = f"{TASK_BUDGET_SECONDS:g} s for each different subprogram, at least {least:g} and at most {most:g} s"
+    said_budget += f"; on a GPU {PART_BUDGET_SECONDS:g} s and at most {MAX_PARTS_BUDGET_SECONDS:g} s"
     assert f"time of tuning, after which none is begun (default: {said_budget})" in said["optimize"]
     assert f"the time limit of the search (default: {Settings(1).seconds:g} s)" in said["bench"]
     operators, whole, search = operator_cases.operator_effort(), end_to_end.EndToEndEffort(), searches.SearchEffort()

@@ -280,7 +280,7 @@ def test_negligible_subprograms_are_not_searched(monkeypatch: pytest.MonkeyPatch
     assert [part.trial.states for part in parts] == [0, 0]
     assert all("a gain is not measurable" in part.why for part in parts)
     budgets = (work.time_budget, *map(default_budget, (5, 99)), replace(work, budget=7.0).time_budget)
-    assert budgets == (60, 100, 480, 7)  # of 2 subprograms, of more, and as given
+    assert budgets == (60, 60, 150, 7)  # of 2 subprograms, of more, and as given
 
 
 def test_inputs_distinguish_wrong_results() -> None:
@@ -483,6 +483,7 @@ def test_saving_the_original_warns_and_parts_that_stay_have_no_verdict(tmp_path:
         assert work.status("Cancel").endswith(" · Cancel measures and keeps these")
     found = work.result()
     assert work.status().startswith("done · ")
+    assert found.progress[-1][1] == found.speedup and [*found.progress] == sorted(found.progress)
     stayed = tuple(replace(part, kept=False, certificate="proved") for part in found.parts)
     fast = replace(found, parts=stayed, replacements=())
     with pytest.warns(UserWarning, match="is your original model: no rewrite is faster in plain ONNX Runtime$"):

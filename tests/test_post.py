@@ -236,6 +236,23 @@ def test_nothing_changes_where_nothing_is_gained() -> None:
     assert assign_layouts(start, strided({"x": 100.0, "t": 0.1}), None) is start
 
 
+def test_an_estimated_gain_of_layouts_is_measured() -> None:
+    start, price = Derivation(instantiated(ee.parse(padded(TRANSPOSED))).end), strided({"x": 1.5, "t": 1.0})
+    measured: list[str] = []
+
+    def rough(e: Equation) -> float:
+        return 1e-3 * price(e)
+
+    def equal(e: Equation) -> float:
+        measured.append(e.name)
+        return 1e-3
+
+    changed = assign_layouts(start, rough)
+    assert assign_layouts(start, rough, rough).end == changed.end != start.end
+    assert assign_layouts(start, rough, equal) is start
+    assert sorted(measured) == sorted(2 * [e.name for e in start.end.equations])  # in both layouts, and no others
+
+
 def test_a_product_is_made_transposed_where_its_reader_wants_that() -> None:
     start = instantiated(
         ee.parse(

@@ -63,6 +63,9 @@ MAX_COPIES = 8
 PART_ROUNDS, MODEL_ROUNDS = 5, 9
 """Interleaved rounds of the plans of a part, and of the whole model's."""
 
+PART_BUDGET_SECONDS, MAX_PARTS_BUDGET_SECONDS = 20.0, 480.0
+"""If no budget is given: seconds for each different part, and the most for a model."""
+
 MAX_LIBRARY_SHARE = 0.2
 """The part of a budget in which the parts' operators are matched with libraries'."""
 
@@ -161,7 +164,7 @@ class GpuOptimiser:
     @cached_property
     def time_budget(self) -> float:
         """The seconds within which parts may begin to be tuned."""
-        return self.budget or default_budget(len(self.different))
+        return self.budget or default_budget(len(self.different), PART_BUDGET_SECONDS, MAX_PARTS_BUDGET_SECONDS)
 
     @cached_property
     def parts(self) -> list[ModelPart]:

@@ -17,7 +17,8 @@ Candidate layouts of an intermediate are those of its sources and the orders in 
            g(\vec y) = h(T[\pi(\vec y)]) \Rightarrow \Phi = \pi^{-1}
 
 If these are no bijections (windows, sums) only the order is taken.  Blocked layouts come from readers that divide.
-The cost of an equation in a layout is measured on this device, or estimated by its memory accesses.
+The cost of an equation in a layout is estimated by its memory accesses; the gain of the cheapest assignment is then
+measured on this device.
 """
 
 from __future__ import annotations
@@ -280,14 +281,14 @@ def _slowdown(scope: Scope, access: Access) -> float:
 Price = Callable[[Equation], float]
 """Seconds of one run of an instantiated equation."""
 
-MIN_MEASURED_GAIN = 0.98
-"""Layouts change if all operators together then take less than this part of their measured time."""
+MIN_MEASURED_GAIN = 0.95
+"""Layouts change if the operators that change then take less than this part of their measured time."""
 
 MIN_ESTIMATED_GAIN = 0.999
-"""The same for estimated times, which have no noise."""
+"""The same for the estimated time of all operators, which has no noise."""
 
 MAX_MEASURED_MODES = 48
-"""Modes of one program that are measured; with more, estimates choose."""
+"""Modes of one program that are measured, two for each operator that changes; with more, estimates choose."""
 
 MAX_MEASURING_SECONDS = 20.0
 """Estimated seconds of measuring them; beyond, estimates choose."""
@@ -305,25 +306,31 @@ def post_optimise(derivation: Derivation, rough: Price = estimate_equation, exac
 
 
 def assign_layouts(derivation: Derivation, rough: Price, exact: Price | None = None) -> Derivation:
-    """Change *derivation* to the cheapest layouts, if that gains enough.
+    """Change *derivation* to the layouts that are cheapest by *rough* prices, if that gains enough.
 
-    The price is *exact* if there are at most ``MAX_MEASURED_MODES`` and they are short, else *rough*.
+    The gain is confirmed by *exact* prices of the equations that change, if these are short and few.
     """
     problem = LayoutProblem(derivation.end, rough)
     if not any(len(found) > 1 for found in problem.layouts.values()):
         return derivation
-    operators, worth = [problem.modes(e) for e in derivation.end.equations], MIN_ESTIMATED_GAIN
-    free = [mode.seconds for modes in operators if len(modes) > 1 for mode in modes]
-    if exact is not None and len(free) <= MAX_MEASURED_MODES and RUNS_PER_MODE * sum(free) <= MAX_MEASURING_SECONDS:
-        problem, worth = LayoutProblem(derivation.end, exact), MIN_MEASURED_GAIN
-        operators = [problem.modes(e) for e in derivation.end.equations]
+    equations = derivation.end.equations
+    operators = [problem.modes(e) for e in equations]
     chosen = assign_modes(operators, problem.transform)
-    taken = [modes[m] for modes, m in zip(operators, chosen.modes, strict=True)]
-    changed = {name: layout for mode in taken for name, layout in mode.makes.items() if layout}
-    if chosen.seconds > worth * total_seconds((modes[0] for modes in operators), problem.transform):
+    own, taken = [modes[0] for modes in operators], [modes[m] for modes, m in zip(operators, chosen.modes, strict=True)]
+    if chosen.seconds > MIN_ESTIMATED_GAIN * total_seconds(own, problem.transform):
         return derivation
+    changed = [each for each in zip(equations, own, taken, strict=True) if each[1] != each[2]]
+    estimated = sum(before.seconds + after.seconds for _, before, after in changed)
+    few = 2 * len(changed) <= MAX_MEASURED_MODES and RUNS_PER_MODE * estimated <= MAX_MEASURING_SECONDS
+    if exact is not None and few:
+        measured = LayoutProblem(derivation.end, exact)
+        before = total_seconds([measured.priced(e, mode) for e, mode, _ in changed], measured.transform)
+        after = total_seconds([measured.priced(e, mode) for e, _, mode in changed], measured.transform)
+        if after > MIN_MEASURED_GAIN * before:
+            return derivation
+    layouts = {name: layout for mode in taken for name, layout in mode.makes.items() if layout}
     try:
-        return problem.apply(derivation, changed, chosen.transforms, taken)
+        return problem.apply(derivation, layouts, chosen.transforms, taken)
     except Refused:
         return derivation
 
@@ -367,6 +374,12 @@ class LayoutProblem:
                 makes = {name: at[name] for name in own}
                 found.append(Mode(seconds, {name: at[name] for name in read}, makes))
         return found
+
+    def priced(self, e: Equation, mode: Mode) -> Mode:
+        """Return *mode* of *e* with its seconds by this problem's price."""
+        made = self.instantiate_in(e, {**mode.reads, **mode.makes})
+        assert made is not None  # it is one of ``modes``
+        return replace(mode, seconds=self._seconds(made))
 
     def _seconds(self, made: Equation) -> float:
         known = all(t.weight or t.name in self.known for t in tensors(made.scope))

@@ -158,6 +158,8 @@ class Optimised:
     """Nodes before which a region of sums of products ends, and why."""
     budget: float = inf
     """The seconds within which tuning tasks could begin, earlier runs counted."""
+    progress: tuple[tuple[float, float], ...] = ()
+    """The speedup by the seconds since the start: estimates while subprograms are tuned, and last the measured one."""
 
     def __call__(self, **inputs: npt.ArrayLike) -> dict[str, Array]:
         """The outputs by name; raises ValueError on a missing or misshapen input."""
@@ -205,6 +207,7 @@ class Optimised:
             "max_abs_error": self.errors[0],
             "max_rel_error": self.errors[1],
             "search_seconds": self.search_seconds,
+            "progress": [{"seconds": seconds, "speedup": speedup} for seconds, speedup in self.progress],
             "subprograms": [part.to_json() for part in self.parts],
             "folded_weights": self.folded_weights,
             "fused_eoperators": self.fused_eoperators,

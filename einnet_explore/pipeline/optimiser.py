@@ -49,7 +49,7 @@ from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, Implementation
 from einnet_explore.pipeline.tuning_task import MAX_ESTIMATE_RATIO, Trial, TuningTask, trial_from_json, trial_to_json
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.runtime.measurement import time_calls
+from einnet_explore.runtime.measurement import stop_after, time_calls
 from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS, onnxruntime_message
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.executors import WorkExecutor
@@ -60,14 +60,14 @@ from einnet_explore.support.wording import count_noun
 FAST_ENOUGH = 1.2
 """A joined subprogram with this speedup is taken without a look at its parts."""
 
-TASK_BUDGET_SECONDS, MIN_BUDGET_SECONDS, MAX_BUDGET_SECONDS = 20.0, 60.0, 480.0
+TASK_BUDGET_SECONDS, MIN_BUDGET_SECONDS, MAX_BUDGET_SECONDS = 4.0, 60.0, 150.0
 """If no budget is given: seconds for each task, and the least and most for a model.  By then the largest tasks of a
 large model have been tuned; a small one ends before, with all of its tasks."""
 
 
-def default_budget(tasks: int) -> float:
-    """Return the budget of a model with so many different subprograms, in seconds."""
-    return min(max(MIN_BUDGET_SECONDS, TASK_BUDGET_SECONDS * tasks), MAX_BUDGET_SECONDS)
+def default_budget(tasks: int, each: float = TASK_BUDGET_SECONDS, most: float = MAX_BUDGET_SECONDS) -> float:
+    """Return the budget of a model with so many different subprograms, in seconds: *each* for one, at most *most*."""
+    return min(max(MIN_BUDGET_SECONDS, each * tasks), most)
 
 
 REMOTE_TIME_SHARE = 0.5
@@ -269,6 +269,8 @@ class Optimiser:
     """The nodes of subprograms that gained at other sizes of the model: they are tuned first."""
     stage: str = "reading the model"
     done: int = 0
+    speedups: list[tuple[float, float]] = field(default_factory=list)
+    """The estimated speedup whenever it changed, by the seconds since the start."""
     _began: float = field(default_factory=perf_counter, init=False)
     _certified: dict[str, TunedSubprogram] = field(default_factory=dict, init=False)
     _tuned: dict[tuple[str, ...], TunedSubprogram] = field(default_factory=dict, init=False)
@@ -291,8 +293,8 @@ class Optimiser:
         if self.stage != TUNING:
             effect = f" · {interrupt} keeps the best plan so far" if self.stage == SELECTING else ""
             return f"{self.stage} · {passed:.0f} s{effect}"
-        spent, gain = self.tuner.spent, sum(part.gain for part in tuple(self.parts) if part.kept)
-        best = f"best so far about {self.seconds / max(self.seconds - gain, 1e-9):.2f} times as fast" if gain else ""
+        spent, speedup = self.tuner.spent, self._estimated_speedup()
+        best = f"best so far about {speedup:.2f} times as fast" if speedup != 1 else ""
         budget = f"{self.time_budget:.0f} s" + (" with earlier runs" if spent > passed + 1 else "")
         phrases = (
             f"{self.stage} · {self.done} of {len(self.subprograms)}",
@@ -301,6 +303,11 @@ class Optimiser:
             f"{interrupt} measures and keeps these",
         )
         return " · ".join(phrases)
+
+    def _estimated_speedup(self) -> float:
+        """Return the speedup of the model if the subprograms gain as much as they do alone."""
+        gain = sum(part.gain for part in tuple(self.parts) if part.kept)
+        return self.seconds / max(self.seconds - gain, 1e-9)
 
     @cached_property
     def split(self) -> Split:
@@ -363,7 +370,8 @@ class Optimiser:
         known = self.history.get("model", self._measured_digest, self.settings.threads)
         if known is not None:
             return as_number(known)
-        seconds = time_calls({"it": lambda: self.original.run(self.feeds)}, rounds=5, min_seconds=0.05)["it"].low
+        run, enough = partial(self.original.run, self.feeds), stop_after(1, 1.0)
+        seconds = time_calls({"it": run}, rounds=5, min_seconds=0.05, enough=enough)["it"].low
         self.history.record(seconds, "model", self._measured_digest, self.settings.threads)
         return seconds
 
@@ -430,6 +438,8 @@ class Optimiser:
                 self.parts.append(part)
             else:
                 self._choose(whole)
+            if (speedup := self._estimated_speedup()) != (self.speedups[-1][1] if self.speedups else 1.0):
+                self.speedups.append((perf_counter() - self._began, speedup))
             yield TuningProgress(n, len(self.subprograms), part)
 
     def _tasks(self) -> Iterable[Subprogram]:
@@ -493,6 +503,7 @@ class Optimiser:
             inputs=self.inputs.source if self.inputs else "",
             region_ends=self.split.region_ends,
             budget=self.time_budget,
+            progress=(*self.speedups, (perf_counter() - self._began, found.speedup)),
             skipped=(
                 *self.split.skipped,
                 *(Skipped(node, f"{end} before it was tuned") for nodes in untuned for node in nodes),

@@ -45,6 +45,7 @@ from einnet_explore.runtime.measurement import (
     LONG_CALL_SECONDS,
     Enough,
     all_rounds,
+    sample_seconds,
     settle_seconds,
     time_calls,
     times_faster,
@@ -175,7 +176,7 @@ CERTAIN_SPEEDUP = 1.5
 MAX_ELIMINATION_TRIALS = 8
 """Groups that are left out on trial at most, least gain first."""
 
-ELIMINATION_SECONDS = 45.0
+ELIMINATION_SECONDS = 20.0
 """Seconds after which no further group is tried."""
 
 
@@ -221,7 +222,7 @@ def _is_doubtful(part: TunedSubprogram) -> bool:
     return part.trial.seconds_before < CERTAIN_SPEEDUP * part.trial.seconds_after
 
 
-EXPORT_SELECTION_SECONDS = 30.0
+EXPORT_SELECTION_SECONDS = 15.0
 """Seconds of forward selection in the file: most of the gain is in the plan."""
 
 MIN_EXPORT_SPEEDUP = 1.0
@@ -308,6 +309,9 @@ MIN_REMEMBERED_SPEEDUP = 1.0
 
 MAX_FIRST_RUN_RATIO = 4.0
 """A form whose first run takes this multiple of the original's run is not run again if that is long."""
+
+MAX_FORM_RATIO = 2.0
+"""A form whose run takes this multiple of the original's is not measured in turns, and its plan is freed."""
 
 FORMS: Mapping[Runtime, tuple[PlanForm, ...]] = {
     "plan": (PlanForm.JOINED, PlanForm.SEPARATE, PlanForm.EXPORTED),
@@ -554,7 +558,7 @@ class Selector:
             others = [form for form in others if form.is_joined]
         once, feeds = self.baseline.seconds, self.baseline.feeds
         plans: dict[str, ExecutionPlan] = {"before": self.baseline.original}
-        whys, warm = dict[PlanForm, str](), {"before": once}
+        whys, warm, speedups = dict[PlanForm, str](), {"before": once}, dict[PlanForm, float]()
         for form in (first, *others):
             try:
                 plan = self._plan(form, kept)
@@ -568,13 +572,15 @@ class Selector:
                 whys[form] = f"its outputs differ by {error:.1e} of the largest output"
             elif warm[form] > max(MAX_FIRST_RUN_RATIO * once, LONG_CALL_SECONDS):
                 whys[form] = f"a run takes {warm[form] / once:.1f} times as long as the original's"
+            elif (seconds := sample_seconds(partial(plan.run, feeds), 1)) > MAX_FORM_RATIO * once:
+                speedups[form] = once / seconds
             else:
                 plans[form] = plan
         calls = {name: partial(plan.run, feeds) for name, plan in plans.items()}
         settle = settle_seconds(self.baseline.original.threads)
         times = time_calls(calls, rounds=measurement_rounds(once, 11), min_seconds=0.3, settle=settle, warm=warm)
-        speedups = {PlanForm(name): times_faster(times["before"], times[name]) for name in plans if name != "before"}
-        return speedups, whys
+        measured = {PlanForm(name): times_faster(times["before"], times[name]) for name in plans if name != "before"}
+        return speedups | measured, whys
 
     def _export(
         self,

@@ -30,7 +30,7 @@ from einnet_explore.runtime.implementation_choice import (
     stream_bandwidth,
 )
 from einnet_explore.runtime.integer_products import VNNI_SPEEDUP
-from einnet_explore.runtime.profile_store import TimeStore, device_name, library_versions
+from einnet_explore.runtime.profile_store import WITHOUT_WAITING, TimeStore, device_name, library_versions
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import Cost, Options
@@ -236,6 +236,7 @@ class TuningHistory:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with closing(sqlite3.connect(self.path, timeout=20)) as connection, connection:
+                connection.execute(WITHOUT_WAITING)
                 connection.execute(_TABLE)
                 connection.execute("INSERT OR REPLACE INTO remembered VALUES (?, ?, ?)", (what, key, text))
         except (sqlite3.Error, OSError):

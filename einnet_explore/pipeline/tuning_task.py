@@ -23,7 +23,7 @@ from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, OriginalOpener
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays, largest_error
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.runtime.measurement import settle_seconds, stop_after, time_calls, times_faster
+from einnet_explore.runtime.measurement import sample_seconds, settle_seconds, stop_after, time_calls, times_faster
 from einnet_explore.runtime.profile_store import ProfileKey, profile_key
 from einnet_explore.strategies.candidate import replay, steps_to_json
 from einnet_explore.strategies.engine import Search
@@ -256,7 +256,7 @@ MAX_CONTENDER_RATIO = 1.25
 MODEL_SEARCH_SECONDS = 45.0
 """Seconds of search for a whole model, distributed over its subprograms by their part of its time."""
 
-MAX_SEARCH_SHARE = 0.4
+MAX_SEARCH_SHARE = 0.6
 """The part of a budget that searches take at most: kernels are compiled and measured in the rest."""
 
 MIN_SEARCH_SECONDS = 0.5
@@ -280,6 +280,49 @@ class _Finalists:
     runners: dict[str, Callable[[], object]] = field(default_factory=dict)
     refusals: list[str] = field(default_factory=list)
     over_bound: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A *derivation* to be measured, and the *estimate* of its seconds, if it was estimated in this form."""
+
+    derivation: Derivation
+    estimate: float | None = None
+
+
+MAX_HOPEFUL_RATIO = 2.0
+"""A form is tried if its estimate, corrected by those of the forms so far, is below this multiple of the least time:
+estimates of forms of different kinds are off by such factors."""
+
+MAX_SAMPLE_RATIO = 2.0
+"""A form whose first sample takes more than this multiple of the least one is not measured in turns."""
+
+
+@dataclass(slots=True)
+class _Race:
+    """The samples of the forms so far, in *seconds* by name; *original_seconds* are to beat."""
+
+    original_seconds: float
+    seconds: dict[str, float] = field(default_factory=dict)
+    correction: float = 0.0
+    """The least ratio of a sample to its estimate."""
+
+    def is_open_to(self, form: _Form) -> bool:
+        """Whether *form* may be the fastest, by its estimate."""
+        least = min((self.original_seconds, *self.seconds.values()))
+        return form.estimate is None or form.estimate * self.correction < MAX_HOPEFUL_RATIO * least
+
+    def enter(self, name: str, form: _Form, seconds: float) -> None:
+        """Note that a run of *form* took *seconds*."""
+        self.seconds[name] = seconds
+        if form.estimate is not None:
+            ratio = seconds / form.estimate
+            self.correction = min(self.correction or ratio, ratio)
+
+    def losers(self) -> list[str]:
+        """Return the names of forms that are clearly slower than another one."""
+        least = min(self.seconds.values())
+        return [name for name, seconds in self.seconds.items() if seconds > MAX_SAMPLE_RATIO * least]
 
 
 @dataclass(frozen=True)
@@ -354,10 +397,11 @@ class TuningTask:
             memory.require(working_set_bytes(self.program), "the original")
         except Refused as shortage:
             return stays(why=str(shortage))
-        forms = [fuse_eoperators(variant.derivation()) for variant in promising]
-        forms += blocked_forms(chain_groups(ranked, self.context.settings, below))
+        forms = [_Form(fuse_eoperators(variant.derivation()), variant.seconds) for variant in promising]
+        forms += map(_Form, blocked_forms(chain_groups(ranked, self.context.settings, below)))
         if self.context.settings.numerics == "bf16":
-            forms += [rounded for form in forms if (rounded := round_products(form)) is not None]
+            rounded = (round_products(form.derivation) for form in forms)
+            forms += [_Form(derivation) for derivation in rounded if derivation is not None]
         finalists, times = self._measure(forms, memory)
         before = times.pop("original")
         excess = "; ".join(dict.fromkeys(finalists.over_bound))
@@ -375,44 +419,65 @@ class TuningTask:
             why=f"{measured} takes {after / before:.2f} of the original's time, at most {MAX_WINNER_RATIO} is a gain",
         )
 
-    def _measure(self, forms: Iterable[Derivation], memory: MemoryWatch) -> tuple[_Finalists, dict[str, float]]:
-        """Compile *forms*, and time those that agree with the original, and the original."""
+    def _measure(self, forms: Sequence[_Form], memory: MemoryWatch) -> tuple[_Finalists, dict[str, float]]:
+        """Compile *forms* that may be the fastest; time those that agree with the original, and the original."""
         original = self.opener()
         finalists = self._compile(forms, original.outputs(), original.feeds, memory)
         keys = {name: self._key("program", derivation.end) for name, derivation in finalists.derivations.items()}
         calls = {"original": original.run, **finalists.runners}
         return finalists, _times(self.context.store, {"original": self._key("onnxruntime"), **keys}, calls)
 
-    def _compile(self, forms: Iterable[Derivation], want: Arrays, feeds: Arrays, memory: MemoryWatch) -> _Finalists:
-        found, forms = _Finalists(), tuple(forms)
-        with suppress(Refused):  # one by one they are refused again, and those that fit are compiled
-            memory.require(max(working_set_bytes(derivation.end) for derivation in forms), "a candidate")
-            self.context.ahead([derivation.end for derivation in forms], self.constants)
-        for n, derivation in enumerate(forms):
-            try:
-                memory.require(working_set_bytes(derivation.end), "a candidate")
-                run = self.context.compiler(derivation.end, self.constants)
-                got = run(feeds)
-                plain, error = level_report(derivation), largest_error(want, got)
-                if plain.level == "bf16":
-                    report = measure_errors(derivation, plain, {**feeds, **self.constants}, want, got)
-                    if excess := report.excess(self.context.settings.error_bound):
-                        found.over_bound.append(excess)
-                        continue
-            except (BackendError, ValueError) as problem:
-                found.refusals.append(str(problem))
-            except OUT_OF_MEMORY as problem:
-                memory.short = True
-                found.refusals.append(f"a candidate does not fit: {type(problem).__name__}: {problem}")
-            else:
-                if error > MAX_RELATIVE_ERROR and plain.level != "bf16":
-                    found.refusals.append(
-                        f"a candidate differs by {error:.1e} of the largest output, {MAX_RELATIVE_ERROR:g} is allowed"
-                    )
-                    continue
-                found.derivations[str(n)] = derivation
-                found.runners[str(n)] = _bind_feeds(run, feeds)
+    def _compile(self, forms: Sequence[_Form], want: Arrays, feeds: Arrays, memory: MemoryWatch) -> _Finalists:
+        """Compile *forms* in two rounds: those without an estimate and the first other one, then others with hope."""
+        found, race = _Finalists(), _Race(self.original_seconds)
+        estimated = [form for form in forms if form.estimate is not None]
+        first = [*(form for form in forms if form.estimate is None), *estimated[:1]]
+        for tried in (first, estimated[1:]):
+            self._compile_ahead([form.derivation.end for form in tried if race.is_open_to(form)], memory)
+            for form in tried:
+                if race.is_open_to(form):
+                    self._try_form(form, found, race, want, feeds, memory)
         return found
+
+    def _compile_ahead(self, programs: Sequence[Program], memory: MemoryWatch) -> None:
+        with suppress(Refused):  # one by one they are refused again, and those that fit are compiled
+            memory.require(max(map(working_set_bytes, programs), default=0), "a candidate")
+            self.context.ahead(programs, self.constants)
+
+    def _try_form(
+        self, form: _Form, found: _Finalists, race: _Race, want: Arrays, feeds: Arrays, memory: MemoryWatch
+    ) -> None:
+        """Compile *form* and enter it in *race* and *found*, or say in *found* why it is refused."""
+        derivation = form.derivation
+        try:
+            memory.require(working_set_bytes(derivation.end), "a candidate")
+            run = self.context.compiler(derivation.end, self.constants)
+            got = run(feeds)
+            plain, error = level_report(derivation), largest_error(want, got)
+            if plain.level == "bf16":
+                report = measure_errors(derivation, plain, {**feeds, **self.constants}, want, got)
+                if excess := report.excess(self.context.settings.error_bound):
+                    found.over_bound.append(excess)
+                    return
+        except (BackendError, ValueError) as problem:
+            found.refusals.append(str(problem))
+        except OUT_OF_MEMORY as problem:
+            memory.short = True
+            found.refusals.append(f"a candidate does not fit: {type(problem).__name__}: {problem}")
+        else:
+            if error > MAX_RELATIVE_ERROR and plain.level != "bf16":
+                found.refusals.append(
+                    f"a candidate differs by {error:.1e} of the largest output, {MAX_RELATIVE_ERROR:g} is allowed"
+                )
+                return
+            name = str(len(race.seconds))
+            found.derivations[name], found.runners[name] = derivation, _bind_feeds(run, feeds)
+            known = self.context.store.get(self._key("program", derivation.end))
+            sampled = (sample_seconds(found.runners[name], 1) for _ in range(2))
+            race.enter(name, form, known.seconds if known else min(sampled))
+            for slow in race.losers():  # their copies of the weights are freed
+                found.derivations.pop(slow, None)
+                found.runners.pop(slow, None)
 
     def _key(self, operator: str, program: Program | None = None) -> ProfileKey:
         settings = self.context.settings

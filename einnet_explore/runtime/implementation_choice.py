@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice
 from math import inf, prod
 
 import numpy as np
@@ -66,6 +67,7 @@ from einnet_explore.runtime.implementations import (
     InterpretedCall,
     KernelCall,
     TiledCall,
+    first_implementation,
     implementations_of,
     load_implementation,
     single_threaded_variant,
@@ -135,6 +137,8 @@ def fastest_implementation(
     Where a short kernel by several threads is the best, the same by one thread is compared with it.  The result is
     compiled.  Raises BackendError where no implementation is left.
     """
+    if bound.is_constant:  # it is run once: measurement would take longer
+        return first_implementation(bound, implementations)
     return _Choice(bound, store).take(implementations)
 
 
@@ -410,10 +414,19 @@ def _measure(
     return min(times.samples)  # what else runs on the machine only ever adds time
 
 
+DRAWN_ELEMENTS = 65521
+"""Random numbers that are drawn for arrays: larger ones repeat them, with a period that divides no extent."""
+
+
+@lru_cache(maxsize=1)
+def _drawn() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(DRAWN_ELEMENTS)
+
+
 def _random_array(tensor: Tensor) -> np.ndarray:
     """Random elements of *tensor*: of ordinary size, or integers of its type."""
-    drawn = 16 * np.random.default_rng(0).standard_normal(tensor.shape)
-    return within_type(tensor, drawn if ELEMENT_TYPES[tensor.dtype].is_integer else drawn / 16).astype(tensor.dtype)
+    drawn = within_type(tensor, 16 * _drawn() if ELEMENT_TYPES[tensor.dtype].is_integer else _drawn())
+    return np.resize(drawn.astype(tensor.dtype), tensor.shape)
 
 
 @dataclass(frozen=True)
@@ -624,7 +637,8 @@ def compile_ahead(
     found: dict[str, KernelCall | TiledCall] = {}
 
     def note(bound: BoundEquation, implementations: Iterable[Implementation]) -> Implementation:
-        found.update((kernel.key, kernel) for kernel in _untimed_kernels(bound, implementations, store))
+        taken = islice(implementations, 1) if bound.is_constant else implementations
+        found.update((kernel.key, kernel) for kernel in _untimed_kernels(bound, taken, store))
         return _Uncompiled(tuple(bound.operands))
 
     for program in programs:

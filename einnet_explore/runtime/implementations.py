@@ -440,6 +440,11 @@ class BoundEquation:
         return {t.name: self.arrays[t.name] for t in tensors(self.equation.scope)}
 
     @property
+    def is_constant(self) -> bool:
+        """Whether it only reads constants: its value is computed once, when a program is compiled."""
+        return all(t.name in self.constants for t in tensors(self.equation.scope))
+
+    @property
     def profile_key(self) -> ProfileKey:
         """The key of its measured times."""
         strided = {name: array.strides for name, array in self.operands.items() if not array.flags.c_contiguous}

@@ -421,7 +421,7 @@ class _Compiler:
         if isinstance(implementation, ViewCall):
             out = self._view(bound, implementation)
         self.arrays[name] = out
-        if all(t.name in self.constants for t in tensors(scope)):
+        if bound.is_constant:
             if not isinstance(implementation, ViewCall):
                 _run_once(bound, implementation)
             self.constants[name], self.engines[name] = out, "constant"

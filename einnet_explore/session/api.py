@@ -236,10 +236,10 @@ def optimize(
     *shapes* sets dynamic inputs by name.  A dimension may have several sizes: ``range(1, 9)``, of which a few are
     tuned, or a list, of which each is; the result, an ``OptimisedSizes``, accepts all of them (docs/deploying.md).
     *threads* defaults to the cores of this machine.  No subprogram is tuned after *budget* seconds, all runs of the
-    model counted (None: 20 for each different subprogram, at least 60 and at most 480), and all sizes; final selection
-    takes half as long at most.  *numerics* bounds the change of rounding: ``"exact"``, ``"reassociate"``,
-    ``"approximate"`` (outputs may differ by 1e-4 of the largest) or ``"bf16"`` (products may also have operands in
-    bfloat16, as far as the running error stays below *error_bound*, relative to the largest output).
+    model counted (None: 4 for each different subprogram, at least 60 and at most 150; on a GPU 20 and at most 480), and
+    all sizes; final selection takes half as long at most.  *numerics* bounds the change of rounding: ``"exact"``,
+    ``"reassociate"``, ``"approximate"`` (outputs may differ by 1e-4 of the largest) or ``"bf16"`` (products may also
+    have operands in bfloat16, as far as the running error stays below *error_bound*, relative to the largest output).
     *target_runtime* ``"onnxruntime"`` optimises the exported file in place of the plan.  *max_depth* and *states* bound
     each search; *executor*, one of ``concurrent.futures``, runs the searches.  *inputs*, arrays by input name or the
     path of an ``.npz`` archive of them, are those on which the original and the result are compared and timed (None:
