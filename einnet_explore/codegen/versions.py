@@ -71,7 +71,7 @@ INTEGER_PRODUCT_VERSION = 2
 TILE_CHOICE_VERSION = 2
 """Which tile ``best_tile`` chooses for a contraction."""
 
-SEARCH_VERSION = 14
+SEARCH_VERSION = 15
 """What a search finds, and how its candidates are tuned and selected."""
 
 
