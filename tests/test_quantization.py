@@ -383,8 +383,8 @@ def quantised(dtype: str, zero: int, operand: str, scale: float = 0.25) -> str:
     return f"{dtype}(minimum(maximum(round({operand} / {scale}) + {zero}, {low}), {high}))"
 
 
-@pytest.mark.parametrize("dtype, zero", [("uint8", 0), ("uint8", 146), ("int8", -5)])
-@pytest.mark.parametrize("reduce, outside", [("max", "-inf"), ("min", "inf")])
+@pytest.mark.parametrize(("dtype", "zero"), [("uint8", 0), ("uint8", 146), ("int8", -5)])
+@pytest.mark.parametrize(("reduce", "outside"), [("max", "-inf"), ("min", "inf")])
 def test_pooling_between_equal_quantisations_is_pooling_of_bytes(
     dtype: str, zero: int, reduce: str, outside: str
 ) -> None:
