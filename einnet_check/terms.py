@@ -17,7 +17,21 @@ from math import gcd, inf, isqrt, prod
 from typing import Any, NamedTuple, TypeAlias
 
 from einnet_check.sizes import Beyond, Size, Symbol, floor, form_of, natural, quotient_range
-from einnet_check.text import FINITE, Box, Expr, Number, Read, Scope, Table, Tensor, infinite, reads, walk
+from einnet_check.text import (
+    FINITE,
+    INTEGERS,
+    Box,
+    Expr,
+    Number,
+    Read,
+    Scope,
+    Table,
+    Tensor,
+    infinite,
+    mapped,
+    reads,
+    walk,
+)
 
 Form: TypeAlias = "dict[str, int]"
 """c + Σ k·v over integers and quotients *v*; c stands at ``""``.  As a condition it means ``form >= 0``."""
@@ -43,7 +57,7 @@ OVER = {"sum": "*", "max": "+", "min": "+"}
 
 
 FLIPPED = {"max": "min", "min": "max"}
-INCREASING = frozenset(["relu", "tanh", "sigmoid", "exp", "erf"])
+INCREASING = frozenset(["relu", "tanh", "sigmoid", "exp", "erf", "round"])
 """Increasing on all real numbers: max f(x) is f(max x)."""
 AT_ZERO = {"exp": Fraction(1), "sigmoid": Fraction(1, 2)} | dict.fromkeys(["tanh", "erf", "sqrt", "abs"], Fraction(0))
 DEGREE = dict.fromkeys(["relu", "abs", "maximum", "minimum"], 2) | {"sqrt": 1, "rsqrt": -1}
@@ -115,6 +129,8 @@ class Space:
     def __init__(self, box: Box, same: Callable[[Scope, Scope], bool], axioms: Axioms = NONE) -> None:
         self.same, self.opaque, self.count, self.axioms, self.work = same, list[Scope](), 0, axioms, 0
         self.range: dict[str, tuple[Any, Any]] = {}
+        self.integers: dict[str, tuple[int, int]] = {}
+        """The ranges of elements that are integers."""
         self.inside: dict[str, frozenset[str]] = {"": frozenset()}
         self.x = tuple(self.fresh("x", lo, hi) for lo, hi in box)
         self.point: Rows = tuple({x: 1, "": 0} for x in self.x)
@@ -229,9 +245,16 @@ class Space:
                 taken = ((rows, f) for rows, arg in ways if rows is not None for f in self.families(arg, env, reduce))
                 return [f._replace(where=(*rows, *f.where)) for rows, f in taken]
             case (op, a, b) if op == BINARY.get(reduce):
-                return self.families(a, env, reduce) + self.families(b, env, reduce)
+                one, other = (self.families(arg, env, reduce) for arg in (a, b))
+                for arg, found, bound in ((a, one, b), (b, other, a)):
+                    limit = constant(bound) if isinstance(bound, Fraction) and not infinite(arg) else None
+                    if limit is not None and all(self.unchanged(op, [f.value, limit]) is not None for f in found):
+                        return found
+                return one + other
             case ("/", a, b) if reduce == "sum" and a != 1:
                 return self.families(("*", a, ("/", Fraction(1), b)), env, reduce)
+            case (str(), *_) if infinite(e) and (read := opened(e, reduce)):
+                return self.entered(e, read, env, reduce)
             case (str() as op, *args):
                 inner = reduce if op == OVER.get(reduce) else ""
                 if (under := passed(e, reduce)) and not infinite(e):
@@ -249,6 +272,17 @@ class Space:
                     raise Beyond(f"{op} has {' times '.join(map(str, sizes))} {'terms' if inner else 'cases'}")
                 return self.settled((self.joined(op, each, inner) for each in product(*parts)), reduce)
         raise Beyond(f"{e!r} is no number")
+
+    def entered(self, e: Expr, read: Read, env: Mapping[str, Form], reduce: str) -> list[Family]:
+        """The function *e* of the maximum or minimum that it reads, at each point of that; it may be infinite."""
+        source = read.source
+        own, rows = self.enter(source, tuple(self.form(i, env) for i in read.at))
+        if rows != ():
+            raise Beyond("a maximum or minimum inside a function is read outside its box")
+        body = mapped(e, lambda _: source.body)
+        places = self.points(source, own)
+        every = (f._replace(summed=(*ys, *f.summed)) for at, ys in places for f in self.families(body, at))
+        return self.settled(every, reduce)
 
     def joined(self, op: str, parts: tuple[Family, ...], reduce: str) -> Family:
         """*op* of one family of each operand."""
@@ -285,10 +319,10 @@ class Space:
             return self.settled((Family(rows, constant(k)) for rows, k in pieces if rows is not None), reduce)
         inner: list[Family] = []
         if isinstance(source, Tensor):
-            rows, inner = (
-                self.holds(within(at, source.box)),
-                [Family((), element(json.dumps(source.name) + "∞" * source.infinite, at))],
-            )
+            of = json.dumps(source.name) + "∞" * source.infinite
+            if source.dtype in INTEGERS:
+                self.integers[of] = INTEGERS[source.dtype]
+            rows, inner = self.holds(within(at, source.box)), [Family((), element(of, at))]
         elif reduces(source) and source.reduce != reduce:
             common, rest = parted(source, EXPONENTIAL in self.axioms, FACTORED in self.axioms)
             symbol = Family((), element(*self.symbol(rest, at)))
@@ -328,7 +362,17 @@ class Space:
 
     def applied(self, op: str, args: list[Polynomial]) -> Polynomial:
         """*op* of polynomials: sums and products multiplied out, anything else a factor of its own."""
+        if (kept := self.unchanged(op, args)) is not None:
+            return kept
         match op, args:
+            case (("*" | "/"), [((float() as a, ()),), ((Fraction() as k, ()),)]):
+                return constant(a if k > 0 else -a)
+            case "*", [((Fraction() as k, ()),), ((float() as a, ()),)]:
+                return constant(a if k > 0 else -a)
+            case "round", [((float(), ()),) as a]:
+                return a
+            case (("maximum" | "minimum"), [() | ((_, ()),) as a, () | ((_, ()),) as b]):
+                return constant((max if op == "maximum" else min)(p[0][0] if p else Fraction(0) for p in (a, b)))
             case "+", [a, b]:
                 return collected((*a, *b))
             case "*", [a, b]:
@@ -367,6 +411,30 @@ class Space:
         of = f"{op}({', '.join(of for of, _ in parts)})"
         endless = not args[1] if op == "/" else "∞" in of and op not in FINITE
         return ((power, ((of + "∞" * endless, tuple(f for _, at in parts for f in at)),)),)
+
+    def unchanged(self, op: str, args: list[Polynomial]) -> Polynomial | None:
+        """The operand that a rounding, a clamp or a cast is, since it is an integer within the bounds; None if not."""
+        low: Number = INTEGERS[op][0] if op in INTEGERS else -inf
+        high: Number = INTEGERS[op][1] if op in INTEGERS else inf
+        match op, args:
+            case "relu", [a]:
+                low = 0
+            case "maximum", ([a, () | ((_, ()),) as b] | [() | ((_, ()),) as b, a]):
+                low = b[0][0] if b else 0
+            case "minimum", ([a, () | ((_, ()),) as b] | [() | ((_, ()),) as b, a]):
+                high = b[0][0] if b else 0
+            case _, [a] if op == "round" or op in INTEGERS:
+                pass
+            case _:
+                return None
+        least = most = 0
+        for k, of in a:
+            ends = (1, 1) if not of else self.integers.get(of[0][0]) if len(of) == 1 else None
+            if ends is None or isinstance(k, float) or k.denominator != 1:
+                return None
+            first, last = sorted(int(k) * end for end in ends)
+            least, most = least + first, most + last
+        return a if low <= least and most <= high else None
 
     def product(self, parts: Iterable[Polynomial]) -> Polynomial:
         """The product of *parts*."""
@@ -413,7 +481,50 @@ def passed(e: Any, reduce: str) -> str:
             return reduce
         case ("*", Fraction() as k, _) | ("*" | "/", _, Fraction() as k) if k:
             return reduce if k > 0 else FLIPPED[reduce]
+        case (op, a) if (
+            op in INTEGERS and whole(a) and INTEGERS[op][0] <= limits(a)[0] <= limits(a)[1] <= INTEGERS[op][1]
+        ):
+            return reduce
     return ""
+
+
+def opened(e: Any, reduce: str) -> Read | None:
+    """The read, by *reduce*, of which *e* is a function of the kind of ``passed``, with constants; None without."""
+    match e:
+        case Read(Scope() as source) if reduces(source) and source.reduce == reduce:
+            return e
+        case ("+", Fraction(), a) | ("+", a, Fraction()):
+            return opened(a, reduce)
+        case (_, *args) if under := passed(e, reduce):
+            others = [a for a in args if not isinstance(a, Fraction)]
+            return opened(others[0], under) if len(others) == 1 else None
+    return None
+
+
+def whole(e: Any) -> bool:
+    """Whether *e* is rounded, or a sum or clamp of what is."""
+    match e:
+        case Fraction():
+            return e.denominator == 1
+        case ("round", _):
+            return True
+        case ("+" | "maximum" | "minimum" | "relu", *args):
+            return all(map(whole, args))
+    return False
+
+
+def limits(e: Any) -> tuple[Number, Number]:
+    """Bounds of *e*: those that constants in its maxima and minima are."""
+    match e:
+        case Fraction():
+            return e, e
+        case ("relu", a):
+            return limits(("maximum", a, Fraction(0)))
+        case ("maximum" | "minimum" as op, a, b):
+            pick = max if op == "maximum" else min
+            (p, q), (r, s) = limits(a), limits(b)
+            return pick(p, r), pick(q, s)
+    return -inf, inf
 
 
 def adds(e: Expr) -> bool:

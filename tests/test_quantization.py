@@ -15,13 +15,13 @@ import einnet_explore as ee
 from einnet_explore.analysis.products import multiplies_bytes
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
-from einnet_explore.ir import VIEW, Instance
+from einnet_explore.ir import VIEW, Instance, Program
 from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.node_call import NotUnderstood
 from einnet_explore.pipeline.fusion import generate_equation
 from einnet_explore.pipeline.partition import partition
-from einnet_explore.rules import PADDING_EXCHANGE, Derivation
+from einnet_explore.rules import PADDING_EXCHANGE, REQUANTISATION, Derivation
 from einnet_explore.runtime import compiled, integer_products
 from einnet_explore.runtime.implementation_choice import epilogue_pairs
 from einnet_explore.runtime.onnx_fragment import onnx_session
@@ -376,6 +376,75 @@ def test_the_scale_and_the_bias_of_a_requantisation_are_divided_beforehand() -> 
     (form,) = integer_forms(program)
     assert [certify(step.before, step.after).kind for step in form.steps] == ["proved"] * len(form.steps)
     assert "int8(minimum(maximum(round(T2[j] * T1[i, j] + T3[j]), -128), 127))" in ee.text(form.end)
+
+
+def quantised(dtype: str, zero: int, operand: str, scale: float = 0.25) -> str:
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    return f"{dtype}(minimum(maximum(round({operand} / {scale}) + {zero}, {low}), {high}))"
+
+
+@pytest.mark.parametrize(("dtype", "zero"), [("uint8", 0), ("uint8", 146), ("int8", -5)])
+@pytest.mark.parametrize(("reduce", "outside"), [("max", "-inf"), ("min", "inf")])
+def test_pooling_between_equal_quantisations_is_pooling_of_bytes(
+    dtype: str, zero: int, reduce: str, outside: str
+) -> None:
+    program = ee.parse(
+        f"tensor X[3, 9] {dtype}\nF[c:3, h:9] = 0.25 * (X[c, h] - {zero}) pad [0, (1, 0)] value {outside}\n"
+        f"P[c:3, h:4] = {reduce}[r:3] F[c, 2*h+r-1]\nY[c:3, h:4] = {quantised(dtype, zero, 'P[c, h]')}\noutput Y"
+    )
+    (form,) = integer_forms(program)
+    assert f"Y[c:3, h:4] = {reduce}[r:3] X[c, 2*h+r-1]" in ee.text(form.end).splitlines()
+    padding = form.end.inputs[0]
+    assert padding.value == (np.iinfo(dtype).min if reduce == "max" else np.iinfo(dtype).max)
+    assert [certify(step.before, step.after).kind for step in form.steps] == ["proved"] * len(form.steps)
+    steps = [{**step.match.to_json(), "after": ee.text(step.after)} for step in form.steps]
+    record = {"format": "einnet-explore record", "version": 1, "start": ee.text(program), "steps": steps}
+    assert {v.kind for v in einnet_check.check(record)} == {"proved"}
+    feeds = {"X": numbers(3, 9, dtype=dtype)}
+    np.testing.assert_array_equal(evaluate(form.end, feeds)["Y"], evaluate(program, feeds, np.float32)["Y"])
+
+
+def test_requantisation_needs_equal_parameters() -> None:
+    def program(body: str) -> Program:
+        return ee.parse(f"tensor X[256] uint8\nY[i:256] = {body}")
+
+    scaled = "0.25 * (X[i] - 146)"
+    start = program(quantised("uint8", 146, scaled))
+    after = REQUANTISATION.match(start, (0,)).apply(start).after
+    assert ee.text(after.equations[0].scope.body) == "X[i]" and certify(start, after).kind == "proved"
+    feeds = {"X": np.arange(256, dtype=np.uint8)}
+    np.testing.assert_array_equal(evaluate(start, feeds, np.float32)["Y"], feeds["X"])
+    for body, why in (
+        (quantised("uint8", 146, scaled, 0.5), "is no rounding or bound"),
+        (quantised("uint8", 145, scaled), "is from -1 to 254, expected 0 to inf"),
+        (quantised("int8", 146, scaled), "is from 0 to 255, expected -inf to 127"),
+        (f"sum[j:2] {quantised('uint8', 146, scaled)}", "takes the sum"),
+        ("X[i] + 0 * X[i]", "is no rounding or bound"),
+        ("X[i]", "plus 0"),
+    ):
+        refused = program(body)
+        with pytest.raises(Refused, match=why):
+            REQUANTISATION.match(refused, (0,)).apply(refused)
+
+
+def test_scales_of_added_bytes_are_divided_beforehand() -> None:
+    program = ee.parse(
+        "tensor A[8] uint8\ntensor B[8] uint8\nP[i:8] = 0.5 * (A[i] - 3)\nQ[i:8] = P[i] + 0.75 * B[i]\n"
+        f"Y[i:8] = {quantised('uint8', 0, 'Q[i]')}\noutput Y"
+    )
+    (form,) = integer_forms(program)
+    assert "round(0.5 / 0.25 * (A[i] - 3) + 0.75 / 0.25 * B[i])" in ee.text(form.end)
+    assert [certify(step.before, step.after).kind for step in form.steps] == ["proved"] * len(form.steps)
+
+
+def test_convolution_around_a_zero_point_is_one_candidate_kernel() -> None:
+    """No library has padding that is not 0; the kernel of bytes has, so that nothing is copied."""
+    program = ee.parse(
+        "tensor X[3, 20, 20] uint8 pad [0, 1, 1] value 7\ntensor K[9, 3, 3, 3] int8 weight\n"
+        "Y[f:9, h:20, w:20] = sum[c:3, r:3, s:3] X[c, h+r-1, w+s-1] * K[f, c, r, s]"
+    )
+    found = ee.search(program, max_depth=2).candidates
+    assert any(not c.operators and len(c.program.equations) == 1 for c in found), [ee.text(c.program) for c in found]
 
 
 @pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")

@@ -25,6 +25,7 @@ from einnet_explore.rules import (
     HOMOMORPHISM,
     IDENTITIES,
     KNOWN_QUOTIENT,
+    MONOTONE_DISTRIBUTION,
     MONOTONE_EXCHANGE,
     PART_EXTRACTION,
     POSITIVE_SCALING,
@@ -37,7 +38,8 @@ from tests.rules_kit import check_rule, contractions, refuses
 from tests.strategies import programs
 
 LAWS: tuple[Rule[object], ...] = (
-    CANCELLATION, HOMOMORPHISM, KNOWN_QUOTIENT, MONOTONE_EXCHANGE, PART_EXTRACTION, POSITIVE_SCALING
+    CANCELLATION, HOMOMORPHISM, KNOWN_QUOTIENT, MONOTONE_DISTRIBUTION, MONOTONE_EXCHANGE, PART_EXTRACTION,
+    POSITIVE_SCALING,
 )  # fmt: skip
 
 TENSORS = "tensor A[4, 5]\ntensor B[4, 5]\ntensor a[4]\ntensor b[5]\n"
@@ -80,6 +82,11 @@ EXAMPLES: list[tuple[Rule[object], str, str]] = [
     (MONOTONE_EXCHANGE, "Y[i:4] = min[j:5] (a[i]-tanh(A[i, j]))", "Y[i:4] = a[i] - tanh({[i:4] max[j:5] A[i, j]}[i])"),
     (MONOTONE_EXCHANGE, "Y[i:4] = max[j:5] minimum(A[i,j], 2)", "Y[i:4] = minimum({[i:4] max[j:5] A[i, j]}[i], 2)"),
     (MONOTONE_EXCHANGE, "Y[i:4] = max[j:5] sigmoid(b[j] / 2)", "Y[i:4] = sigmoid({[] max[j:5] b[j]}[] / 2)"),
+    (MONOTONE_DISTRIBUTION, "Y[i:4] = 2 - {[] max[j:5] b[j]}[] + a[i]", "Y[i:4] = min[j:5] (2 - b[j] + a[i])"),
+    (
+        MONOTONE_DISTRIBUTION, "Y[i:4] = relu({[i:4] max[j:5] {[k:5] b[k]} pad [1] value -inf[j - 1]}[i])",
+        "Y[i:4] = max[j:5] relu({[k:5] b[k]} pad [1] value -inf[j - 1])",
+    ),
     (CANCELLATION, "Y[i:4] = exp(a[i] + b[i] - (b[i] + 1))", "Y[i:4] = exp(a[i] - 1)"),
     (CANCELLATION, "Y[i:4] = exp(a[i]) * b[i] / (exp(a[i]) * (1 + abs(b[i])))", "Y[i:4] = b[i] / (1 + abs(b[i]))"),
     (
@@ -197,6 +204,10 @@ def test_false_law_is_not_proved(before: str, after: str) -> None:
         (POSITIVE_SCALING, "Y[i:4] = tanh(2 * a[i])", "tanh is not homogeneous", {"part": 0, "direction": "apart"}),
         (POSITIVE_SCALING, "Y[i:4] = -2 * relu(a[i])", "is not positive", {"part": 0, "direction": "together"}),
         (POSITIVE_SCALING, "Y[i:4] = 2 * sqrt(a[i])", "has the degree 1/2", {"part": 0, "direction": "together"}),
+        (MONOTONE_DISTRIBUTION, "Y[i:4] = abs({[i:4] max[j:5] A[i, j]}[i])", "is no monotone function", {}),
+        (MONOTONE_DISTRIBUTION, "Y[i:4] = {[i:4] max[j:5] A[i, j]}[i]", "is no function of one maximum", {}),
+        (MONOTONE_DISTRIBUTION, "Y[i:4] = max[j:5] A[i, j]", "sums or has a domain", {}),
+        (MONOTONE_DISTRIBUTION, "Y[i:4] = relu({[k:4] max[j:5] A[k, j]} pad [1][i-1])", "outside its box", {}),
         (MONOTONE_EXCHANGE, "Y[i:4] = max[j:5] abs(A[i, j])", "is no monotone function", {}),
         (MONOTONE_EXCHANGE, "Y[i:4] = sum[j:5] relu(A[i, j])", "takes no maximum", {}),
         (MONOTONE_EXCHANGE, "Y[i:4] = max[j:5] (A[i, j] * a[i])", "is no monotone function", {}),

@@ -128,6 +128,11 @@ def multiplies_bytes(scope: Scope) -> bool:
     )
 
 
+def match_integer_product(scope: Scope) -> TensorContraction | None:
+    """Return *scope* as a sum of products of bytes that a kernel computes; None if it is none."""
+    return match_matrix_product(scope) or match_window_product(scope) if multiplies_bytes(scope) else None
+
+
 def summed_factors(scope: Scope) -> tuple[Scalar, ...]:
     """Return the factors of the product that *scope* sums; raises Refused for another reduction, or with a domain."""
     if scope.reduce != "sum" or scope.domain:

@@ -23,12 +23,7 @@ from math import prod
 
 from einnet_explore.analysis.counts import element_bytes, operations
 from einnet_explore.analysis.equations import is_typed, weight_only
-from einnet_explore.analysis.products import (
-    TensorContraction,
-    match_matrix_product,
-    match_window_product,
-    multiplies_bytes,
-)
+from einnet_explore.analysis.products import TensorContraction, match_integer_product
 from einnet_explore.analysis.regions import find_collision
 from einnet_explore.codegen.sum_of_products import match_sum_of_products
 from einnet_explore.ir import (
@@ -310,9 +305,7 @@ class CostModel:
         """Return the fraction of the peak that the best kernel for *equation* reaches."""
         via, device = equation.via, self.device
         if is_typed(equation.scope):  # kernels in tiles and library calls are in float32
-            scope = equation.scope
-            is_fast = multiplies_bytes(scope) and (match_matrix_product(scope) or match_window_product(scope))
-            return device.integers if is_fast else device.generated
+            return device.integers if match_integer_product(equation.scope) else device.generated
         tiled = device.tiled * row_utilisation(equation.scope, device.lanes)
         operator = next((o for o in self.operators if via is not None and via.operator in o.names), None)
         if via is None or via.is_eoperator or operator is None or operator.onnx is None:

@@ -40,6 +40,8 @@ class TermSpace:
         self._same = same
         self.given = given
         self.ranges: dict[str, tuple[int, int]] = {}
+        self.elements: dict[str, tuple[int, int]] = {}
+        """The ranges of the elements of integer tensors, by factor name."""
         self.quotients: dict[str, tuple[Form, int]] = {}
         self.aliases: dict[str, Form] = {}
         self._ways: dict[str, list[tuple[Form, int]]] = {}

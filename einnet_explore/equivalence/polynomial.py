@@ -62,6 +62,10 @@ def _apply_arithmetic(op: str, args: list[Polynomial], rounding: Rounding | None
             return _collect((*a, *((multiply_numbers(k, Fraction(-1)), f) for k, f in b)))
         case "neg", [a]:
             return tuple((multiply_numbers(k, Fraction(-1)), f) for k, f in a)
+        case (("*" | "/"), [((a, ()),), ((b, ()),)]) if isinf(a) and not isinf(b):
+            return ((a if b > 0 else -a, ()),)
+        case "*", [((a, ()),), ((b, ()),)] if isinf(b) and not isinf(a):
+            return ((b if a > 0 else -b, ()),)
         case "*", _:
             if infinite := [n for n, arg in enumerate(args) if any(may_be_infinite(*m) for m in arg)]:
                 if () in args:
@@ -94,6 +98,8 @@ def _fold_constants(op: str, args: list[Polynomial]) -> Polynomial | None:
         return ((Fraction(function.at_zero), ()),) if function.at_zero else ()
     if function and function.at_minus_infinity is not None and constants == [-inf]:
         return ((Fraction(function.at_minus_infinity), ()),) if function.at_minus_infinity else ()
+    if op == "round" and len(known) == 1 and isinf(known[0]):
+        return args[0]
     if op in ("maximum", "minimum"):
         neutral = -inf if op == "maximum" else inf
         for c, other in zip(constants, reversed(args), strict=True):
@@ -172,7 +178,7 @@ def _collect(monomials: Iterable[Monomial]) -> Polynomial:
         which = tuple(map(_factor_key, ordered))
         if which not in total:
             total[which] = k, ordered
-        elif (old := total[which][0]) * k < 0 and may_be_infinite(k, ordered):
+        elif (old := total[which][0]) * k < 0 and (may_be_infinite(k, ordered) if ordered else isinf(old) and isinf(k)):
             raise Undecided(INFINITE_MINUS_ITSELF)
         else:
             total[which] = old + k, ordered

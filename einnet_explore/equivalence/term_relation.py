@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations, product
-from math import isfinite, prod
+from math import isfinite, isinf, prod
 from typing import TypeAlias
 
 from einnet_explore.analysis.bilinear import table_entries
@@ -52,6 +52,7 @@ from einnet_explore.equivalence.polynomial import (
 )
 from einnet_explore.interpreter.numbers import INFINITE_SUFFIX, Number
 from einnet_explore.ir import (
+    ELEMENT_TYPES,
     REDUCTIONS,
     Access,
     Apply,
@@ -105,11 +106,43 @@ def scalar_cases(space: TermSpace, scalar: Scalar, env: Env) -> list[Case]:
 
 def _applied(space: TermSpace, op: str, args: list[Polynomial]) -> Polynomial:
     given = space.given
+    if (kept := _unchanged_integer(space, op, args)) is not None:
+        return kept
     return (
         factor_exponentials(args[0], given.rounding)
         if op == "exp" and given.exponential
         else apply_to_polynomials(op, args, given.rounding)
     )
+
+
+def _unchanged_integer(space: TermSpace, op: str, args: list[Polynomial]) -> Polynomial | None:
+    """Return the operand of a rounding, a maximum or a minimum that is that operand, an integer within its bounds."""
+    match op, args:
+        case ("round", [value]):
+            return value if _integer_range(space, value) else None
+        case ("relu", [value]):
+            args = [value, ()]
+        case (("maximum" | "minimum"), _):
+            pass
+        case _:
+            return None
+    for value, other in (args, args[::-1]):
+        found, number = _integer_range(space, value), constant_value(other)
+        if found and number is not None and (found[1] <= number if op == "minimum" else number <= found[0]):
+            return value
+    return None
+
+
+def _integer_range(space: TermSpace, value: Polynomial) -> tuple[int, int] | None:
+    """Return bounds of *value*, a sum of multiples of integers; None if it may be another number."""
+    low = high = 0
+    for k, of in value:
+        own = (1, 1) if not of else space.elements.get(of[0][0]) if len(of) == 1 else None
+        if own is None or isinf(k) or k != int(k):
+            return None
+        ends = sorted((int(k) * own[0], int(k) * own[1]))
+        low, high = low + ends[0], high + ends[1]
+    return low, high
 
 
 def _scope_cases(space: TermSpace, scope: Scope, at: tuple[Form, ...]) -> list[Case]:
@@ -217,7 +250,10 @@ def read_cases(space: TermSpace, source: Tensor, at: tuple[Form, ...]) -> list[C
     inside = space.within(at, source.box)
     out = constant_cases(complement(inside), source.value)
     if inside is not None:
-        out.append((inside, ((Fraction(1), ((tensor_factor(space, source.name), at),)),)))
+        name = tensor_factor(space, source.name)
+        if (kind := ELEMENT_TYPES[source.dtype]).is_integer:
+            space.elements[name] = kind.low, kind.high
+        out.append((inside, ((Fraction(1), ((name, at),)),)))
     return out
 
 
@@ -357,6 +393,8 @@ def _open_monotone(
                 yield open_reduction(scalar, reduce, used)
             except Refused:
                 return
+        case Apply(_, (arg,)) if is_exact_cast(scalar):
+            yield from ((Apply(scalar.op, (body,)), over) for body, over in _open_monotone(space, arg, reduce, used))
         case Apply(op, args) if op not in ("+", "-") or sum(map(space.given.unsure, args)) < 2:
             for n, arg in enumerate(args):
                 if direction := monotonicity(scalar, n):

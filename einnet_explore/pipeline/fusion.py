@@ -40,6 +40,7 @@ from einnet_explore.analysis.equations import (
 )
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.fused_chain import Stage
+from einnet_explore.analysis.products import match_integer_product
 from einnet_explore.analysis.regions import bijection
 from einnet_explore.codegen.fused_tiling.block_sizes import tileable_chain
 from einnet_explore.codegen.register_tiles import this_machine
@@ -193,6 +194,8 @@ def _fuse_pair(derivation: Derivation, source: Equation, reader: Equation) -> De
         return _read_through(derivation, source, reader)
     if reader.via is None or not reader.via.is_eoperator:
         raise Refused(f"{reader.name} is a view, it computes nothing")
+    if match_integer_product(source.scope) is not None:
+        raise Refused(f"{source.name} multiplies bytes: compilation measures whether {reader.name} is its epilogue")
     check_no_recomputation(source, reader)
     longer = apply_rule(derivation, EXPRESSION_FUSION, reader.name, Intermediate(source.name))
     return generate_equation(merge_scopes(longer, reader.name), reader.name)

@@ -124,7 +124,8 @@ def _trial_order(
 ) -> Iterable[tuple[int, ...]]:
     """Yield *winners*, the last of them together, then *contenders*, then both again, until it is *late*; then all.
 
-    Among many operators with a layout of their own, which another runtime prefers, a few others only pay together.
+    Among many operators with a layout of their own, which another runtime prefers, a few others only pay together.  So
+    all are tried, however late it is.
     """
     again: list[tuple[int, ...]] = []
     for n, group in enumerate(winners):
@@ -138,8 +139,7 @@ def _trial_order(
         if late():
             break
         yield more
-    if not late():
-        yield tuple(dict.fromkeys(chain.from_iterable((*winners, *contenders))))
+    yield tuple(dict.fromkeys(chain.from_iterable((*winners, *contenders))))
 
 
 def _try_group(

@@ -31,7 +31,7 @@ from einnet_explore.rules.homomorphism import HOMOMORPHISM
 from einnet_explore.rules.inverse import inverse_rule
 from einnet_explore.rules.known_quotient import KNOWN_QUOTIENT
 from einnet_explore.rules.like_terms import LIKE_TERMS
-from einnet_explore.rules.monotone_exchange import MONOTONE_EXCHANGE
+from einnet_explore.rules.monotone_exchange import MONOTONE_DISTRIBUTION, MONOTONE_EXCHANGE
 from einnet_explore.rules.operand_rounding import OPERAND_ROUNDING
 from einnet_explore.rules.padding_exchange import PADDING_EXCHANGE
 from einnet_explore.rules.part_extraction import PART_EXTRACTION
@@ -39,6 +39,7 @@ from einnet_explore.rules.positive_scaling import POSITIVE_SCALING
 from einnet_explore.rules.prefix_splitting import PREFIX_SPLITTING
 from einnet_explore.rules.recentring import RECENTRING
 from einnet_explore.rules.redundant_equations import COMMON_SUBEXPRESSION, DEAD_EQUATION
+from einnet_explore.rules.requantisation import REQUANTISATION
 from einnet_explore.rules.sibling_merging import SIBLING_MERGING
 from einnet_explore.rules.storage_layout import STORAGE_LAYOUT
 from einnet_explore.rules.summation_exchange import SUMMATION_EXCHANGE
@@ -74,8 +75,10 @@ IDENTITIES: tuple[Rule[object], ...] = (
     HOMOMORPHISM,
     POSITIVE_SCALING,
     MONOTONE_EXCHANGE,
+    MONOTONE_DISTRIBUTION,
     CANCELLATION,
     KNOWN_QUOTIENT,
+    REQUANTISATION,
 )
 """Rules that the search of one expression does not try.
 
@@ -183,6 +186,7 @@ __all__ = [
     "INVERSE",
     "KNOWN_QUOTIENT",
     "LIKE_TERMS",
+    "MONOTONE_DISTRIBUTION",
     "MONOTONE_EXCHANGE",
     "ONE_PASS_GENERATION",
     "OPERAND_ROUNDING",
@@ -193,6 +197,7 @@ __all__ = [
     "PREFIX_SPLITTING",
     "RECENTRING",
     "REDUCTION_GENERATION",
+    "REQUANTISATION",
     "ROUNDING_RULES",
     "ROW_GENERATION",
     "RULES",

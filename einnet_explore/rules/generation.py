@@ -16,6 +16,7 @@ from einnet_explore.analysis.equations import instantiate_at, readers
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.fused_chain import find_chain
 from einnet_explore.analysis.online_softmax import check_softmax_laws, match_online_softmax
+from einnet_explore.analysis.products import match_integer_product
 from einnet_explore.analysis.row_nest import match_row_nest
 from einnet_explore.ir import VIEW, Access, EOperatorKind, Instance, Path, Program, Scope, accesses, scopes, show_path
 from einnet_explore.rules.base import Rule, place_rule, refusals_of
@@ -52,6 +53,7 @@ def _eoperator(program: Program, at: Path) -> Instance:
 
     A formula without a sum, a reduction of single elements, and a reduction that is no sum, such as
     :math:`\max_k (A + B)`, are generated at any intensity: they have no product that a library would compute faster.
+    So are products of bytes, whose kernels are generated in any case.
     Scopes inside it must be plain re-indexings, which the kernel computes in place, or each element must be read at
     most once: other summations inside would be repeated for every read.  A scope that only reorders its tensor's
     elements, as strides can express, needs no kernel: it is a ``View``.  An output and an operand of a library
@@ -66,7 +68,7 @@ def _eoperator(program: Program, at: Path) -> Instance:
     match view_strides(scope):
         case (offset, strides) if not must_be_packed or strides == row_major_strides(scope.shape):
             return Instance(VIEW, (("offset", offset), ("strides", strides)))
-    if is_compute_bound(scope) and _has_sum_of_formula(scope):
+    if is_compute_bound(scope) and _has_sum_of_formula(scope) and match_integer_product(scope) is None:
         measured = f"intensity {intensity(scope):.1f} FLOP/element"
         raise Refused(f"{measured} is not below {COMPUTE_BOUND}: this is compute-bound")
     return _kind(scope).instance

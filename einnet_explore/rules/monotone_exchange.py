@@ -1,4 +1,4 @@
-r"""Monotone exchange: a monotone function moves out of a maximum or minimum.
+r"""Monotone exchange and distribution: a monotone function moves out of a maximum or minimum, or into it.
 
 .. math::
    \mathop{L}_{\vec x} \max_{\vec y} f\big(g(\vec x, \vec y), c(\vec x)\big)
@@ -14,10 +14,25 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from math import isfinite
 
 from einnet_explore.analysis.indices import iterators_of
-from einnet_explore.analysis.products import has_finite_padding
-from einnet_explore.ir import Apply, Iterator, Path, Program, Scalar, Scope, add, mul
+from einnet_explore.analysis.products import has_finite_padding, open_reduction
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Const,
+    Iterator,
+    Path,
+    Program,
+    Scalar,
+    Scope,
+    accesses,
+    add,
+    is_exact_cast,
+    map_accesses,
+    mul,
+)
 from einnet_explore.ir.scalar_functions import monotonicity
 from einnet_explore.rules.base import place_rule
 from einnet_explore.support.errors import Refused
@@ -73,4 +88,53 @@ MONOTONE_EXCHANGE = place_rule(
     r" \mathop{L}_{\vec x} f\big(\{\mathop{L}_{\vec z} \max_{\vec y} g\}[\vec z], c\big)",
     rewrite,
     "a monotone function moves out of the maximum or minimum",
+)
+
+
+def distribute(program: Program, at: Path) -> Program:
+    r"""Monotone distribution: the inverse of monotone exchange, for an expression around one maximum or minimum.
+
+    .. math::
+       \mathop{L}_{\vec x} f\Big(\big\{\mathop{L}_{\vec z} \max_{\vec y} g\big\}[\vec z],\, c(\vec x)\Big)
+       \;\mapsto\;
+       \mathop{L}_{\vec x} \max_{\vec y} f\big(g(\vec x, \vec y), c(\vec x)\big)
+
+    It also holds where *g* is infinite, such as in padding, if what is added to it is finite.
+    """
+    scope = program.scope_at(at)
+    if scope.summations or scope.domain:
+        raise Refused("the scope sums or has a domain, expected a function of a maximum or minimum")
+    found = [a for a in accesses(scope.body) if isinstance(a.source, Scope) and a.source.reduce in _OTHER]
+    if len(found) != 1 or scope.body == found[0]:
+        raise Refused(f"{scope.body!r} is no function of one maximum or minimum")
+    (read,) = found
+    assert isinstance(read.source, Scope)
+    reduce = read.source.reduce
+    direction = _direction(scope.body, read)
+    body, over = open_reduction(read, reduce, scope.traversals)
+    moved = map_accesses(scope.body, lambda access: body if access == read else access)
+    reduce = reduce if direction > 0 else _OTHER[reduce]
+    return program.replace_at(at, replace(scope, summations=over, reduce=reduce, body=moved))
+
+
+def _direction(body: Scalar, read: Access) -> int:
+    """Return 1 if *body* increases in *read*, -1 if it decreases; raises Refused if neither is known."""
+    if body == read:
+        return 1
+    if isinstance(body, Apply):
+        within = [n for n, arg in enumerate(body.args) if read in accesses(arg)]
+        others = [arg for n, arg in enumerate(body.args) if n not in within]
+        is_finite = all(isfinite(o.value) if isinstance(o, Const) else has_finite_padding(o) for o in others)
+        direction = (1 if is_exact_cast(body) else monotonicity(body, within[0])) if len(within) == 1 else 0
+        if direction and is_finite:
+            return direction * _direction(body.args[within[0]], read)
+    raise Refused(f"{body!r} is no monotone function of {read!r}, with finite operands")
+
+
+MONOTONE_DISTRIBUTION = place_rule(
+    "monotone_distribution",
+    r"\mathop{L}_{\vec x} f\big(\{\mathop{L}_{\vec z} \max_{\vec y} g\}[\vec z], c\big) \mapsto"
+    r" \mathop{L}_{\vec x} \max_{\vec y} f(g, c)",
+    distribute,
+    "a monotone function moves into the maximum or minimum",
 )

@@ -8,6 +8,9 @@ r"""Padding exchange: the padding of a scope becomes padding of what it reads.
    &\;\mapsto\;
    \Big\{ \mathop{L}_{\vec x}^{X'} \sum_{\vec y} \sum_i g_i(\vec y)\,
    \big\{ \mathop{L}_{\vec x \vec y}^{X} f_i \big\}^{0}[\vec x, \vec y] \Big\}[\vec z]
+   \\
+   f\big( \big\{ \mathop{L}_{\vec x} g \big\}^{v}[\vec z] \big)
+   &\;\mapsto\; \big\{ \mathop{L}_{\vec x} f(g) \big\}^{f(v)}[\vec z]
 
 In the first form the scope sums nothing; it is 0 around its box, and the tensor *p* around its own.  A convolution of
 dequantised elements :math:`s (X - z)` then reads *X*, with the zero point *z* around it.  *g* is the tensor, plus or
@@ -15,13 +18,18 @@ minus a constant.
 
 In the second form the box grows by its padding (*X'*), and in each term the factors that depend on the padded
 dimensions are padded, 1 if there are none.  The sum is then no longer padded, so it joins the sums of its readers.
+
+In the third form *f* depends on the padded scope alone, and its value at the padding is a number, such as that of a
+quantisation at :math:`-\infty`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import count
+from math import isfinite
 from typing import Literal, TypeAlias
 
 from einnet_explore.analysis.equations import widen_padding
@@ -46,6 +54,7 @@ from einnet_explore.ir import (
     mul,
     terms,
 )
+from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 from einnet_explore.rules.base import Rule, accepted, access_of, refusals_of, refusing
 from einnet_explore.support.errors import Refused
 
@@ -65,14 +74,22 @@ class PaddedFactors:
     direction: Literal["factors"] = "factors"
 
 
-Exchange: TypeAlias = PaddedRead | PaddedFactors
+@dataclass(frozen=True, slots=True)
+class PaddedFunction:
+    """The number of the access that reads the padded scope, which a function enters."""
+
+    access: int
+    direction: Literal["function"] = "function"
+
+
+Exchange: TypeAlias = PaddedRead | PaddedFactors | PaddedFunction
 
 
 def propose(program: Program, at: Path) -> Iterable[Exchange]:
     """Propose every access to a padded scope that the law allows; first the padding of tensors."""
     for n, access in enumerate(accesses(program.scope_at(at).body)):
         is_padded = isinstance(access.source, Scope) and any(map(any, access.source.padding))
-        for params in (PaddedRead(n), PaddedFactors(n)) if is_padded else ():
+        for params in (PaddedRead(n), PaddedFactors(n), PaddedFunction(n)) if is_padded else ():
             if accepted(rewrite, program, at, params):
                 yield params
 
@@ -87,6 +104,9 @@ def rewrite(program: Program, at: Path, params: Exchange) -> Program:
                 program, _ = widen_padding(program, tensor.name, read.source.padding, value)
         case PaddedFactors():
             within = _with_padded_factors(read)
+        case PaddedFunction():
+            scope = program.scope_at(at)
+            return program.replace_at(at, replace(scope, body=_with_padded_function(scope.body, read)))
     scope, number = program.scope_at(at), count()
 
     def change(access: Access) -> Scalar:
@@ -101,13 +121,55 @@ def rewrite(program: Program, at: Path, params: Exchange) -> Program:
 
 
 def _padded_scope(access: Access) -> Scope:
-    """Return the scope that *access* reads, if it is 0 around its box and has no other condition."""
+    """Return the scope that *access* reads, if it is 0 around its box or just a read, without a domain."""
     inner = access.source
     if not isinstance(inner, Scope) or inner.domain or not any(map(any, inner.padding)):
         raise Refused(f"{access!r} reads no padded scope without conditions")
-    if inner.value != 0:
+    if inner.value != 0 and not isinstance(inner.body, Access):
         raise Refused(f"the scope is {inner.value:g} around its box, expected 0")
     return inner
+
+
+def _with_padded_function(body: Scalar, read: Access) -> Access:
+    """Return *body*, a function of the padded scope that *read* reads, as a read of the scope of that function."""
+    inner = read.source
+    if not isinstance(inner, Scope) or inner.domain or inner.summations or not any(map(any, inner.padding)):
+        raise Refused(f"{read!r} reads no padded scope without conditions and summations")
+    if body == read or any(access != read for access in accesses(body)):
+        raise Refused(f"{body!r} is no function of the padded scope alone")
+    value = float(exact := _value(body, read, inner.value))
+    if not isfinite(value) or value != exact:
+        raise Refused(f"the function is {exact} where the scope is {inner.value:g}, expected a number in float64")
+    made = replace(inner, body=_with_read(body, inner.body), value=value)
+    return Access(made, read.index)
+
+
+def _with_read(body: Scalar, value: Scalar) -> Scalar:
+    """Return *body* with *value* in place of every read."""
+    match body:
+        case Access():
+            return value
+        case Apply(op, args):
+            return Apply(op, tuple(_with_read(arg, value) for arg in args))
+    return body
+
+
+def _value(body: Scalar, read: Access, value: float) -> Fraction | float:
+    """Return *body* where *read* is *value*; raises Refused for functions that are not exact."""
+    match body:
+        case Const(number):
+            return Fraction(number) if isfinite(number) else number
+        case Apply("/", (part, Const(k))) if k:
+            return _value(part, read, value) / Fraction(k)
+        case Apply("+", args):
+            return sum(_value(arg, read, value) for arg in args)
+        case Apply("*", (Const(k), part)) if k:
+            return Fraction(k) * _value(part, read, value)
+        case Apply(op, args) if (known := SCALAR_FUNCTIONS[op]).compute and (known.is_integral or known.is_rounding):
+            return known.of_numbers(*(_value(arg, read, value) for arg in args))
+    if body == read:
+        return Fraction(value) if isfinite(value) else value
+    raise Refused(f"{body!r} has no value that is known")
 
 
 def _padded_dimensions(scope: Scope) -> frozenset[Iterator]:
@@ -117,7 +179,7 @@ def _padded_dimensions(scope: Scope) -> frozenset[Iterator]:
 def _with_padded_factors(access: Access) -> Scope:
     """Return the scope that *access* reads, whose padding is that of the factors of its terms."""
     scope = _padded_scope(access)
-    if scope.reduce != "sum" or not has_finite_padding(scope.body):
+    if scope.value or scope.reduce != "sum" or not has_finite_padding(scope.body):
         raise Refused(
             f"the scope takes the {scope.reduce}, or reads an infinite padding: expected a sum of finite reads"
         )
@@ -151,7 +213,7 @@ def _padded_tensor(access: Access) -> tuple[Tensor, float]:
         raise Refused(f"{len(moving)} factors depend on the padded dimensions, expected one")
     match moving[0]:
         case Access() as read:
-            value: float = 0
+            value = inner.value
         case Apply("-", (Access() as read, Const(value))) | Apply("-", (Const(value), Access() as read)):
             pass
         case Apply("+", (Const(negative), Access() as read)):
@@ -169,7 +231,7 @@ def _padded_tensor(access: Access) -> tuple[Tensor, float]:
 def explain(program: Program, at: Path) -> str:
     """Return why no padding moves."""
     found = range(len(tuple(accesses(program.scope_at(at).body))))
-    tried = [params for n in found for params in (PaddedRead(n), PaddedFactors(n))]
+    tried = [params for n in found for params in (PaddedRead(n), PaddedFactors(n), PaddedFunction(n))]
     return "; ".join(dict.fromkeys(why for params in tried for why in refusals_of(rewrite, program, at, params)))
 
 

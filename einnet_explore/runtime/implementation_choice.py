@@ -31,6 +31,7 @@ from einnet_explore.analysis.counts import bytes_moved
 from einnet_explore.analysis.equations import is_typed, resolve_access
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.indices import fresh_name, substitute
+from einnet_explore.analysis.products import match_integer_product
 from einnet_explore.analysis.regions import always_holds
 from einnet_explore.equivalence.sample_inputs import within_type
 from einnet_explore.ir import (
@@ -73,7 +74,7 @@ from einnet_explore.runtime.implementations import (
     single_threaded_variant,
     tiled_contraction,
 )
-from einnet_explore.runtime.integer_products import integer_product, match_integer_product
+from einnet_explore.runtime.integer_products import integer_product
 from einnet_explore.runtime.measurement import stop_after, time_calls
 from einnet_explore.runtime.onnx_fragment import IR_VERSION, OPSET, FragmentWriter, bind_session, onnx_session
 from einnet_explore.runtime.profile_store import (

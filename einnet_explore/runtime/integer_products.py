@@ -32,12 +32,7 @@ import numpy as np
 
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.indices import substitute
-from einnet_explore.analysis.products import (
-    TensorContraction,
-    match_matrix_product,
-    match_window_product,
-    multiplies_bytes,
-)
+from einnet_explore.analysis.products import TensorContraction, match_integer_product
 from einnet_explore.codegen.language.dialects import C
 from einnet_explore.codegen.language.values import type_of
 from einnet_explore.codegen.preparation import prepare
@@ -67,11 +62,6 @@ PACKING_ROWS = 32
 
 MIN_SHARED_PRODUCTS = 1 << 18
 """Products of two elements from which on several threads share a kernel."""
-
-
-def match_integer_product(scope: Scope) -> TensorContraction | None:
-    """Return *scope* as a sum of products of bytes in ``int32`` that this module computes; None if it is none."""
-    return match_matrix_product(scope) or match_window_product(scope) if multiplies_bytes(scope) else None
 
 
 class RowMode(IntEnum):

@@ -12,26 +12,34 @@ r"""Sums of products of scaled integers, as sums of products of the integers (qu
     make expressions of the nested sums (extraction)
     divide the scale and the bias by the scale of a quantisation which reads the result (known quotient)
 
-The first sum has kernels of its own, and sums of weights are computed beforehand.  Every step is a rule; the result is
-an open program, whose cost competes with that of the start.
+The first sum has kernels of its own, and sums of weights are computed beforehand.  Maxima and minima of scaled integers
+between quantisations of equal parameters, as pooling has, become those of the integers:
+
+.. math::  Q\big(\max_k s\, (X - z)\big) \;\mapsto\; \max_k Q(s\, (X - z)) \;\mapsto\; \max_k X
+
+Quantisations of element-wise operands have known scales, too.  Every step is a rule; the result is an open program,
+whose cost competes with that of the start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from contextlib import suppress
+from itertools import chain
 from math import prod
 
 from einnet_explore.analysis.equations import equation_number, find_equation, readers, weight_only
 from einnet_explore.analysis.products import is_multilinear, multiplies_bytes, reads_weights
 from einnet_explore.ir import (
     ELEMENT_TYPES,
+    Access,
     Apply,
     Path,
     Program,
     Scope,
     accesses,
     element_type,
+    scopes,
     tensors,
     walk_scalar,
 )
@@ -39,15 +47,17 @@ from einnet_explore.rules import (
     DISTRIBUTIVITY,
     EXPRESSION_EXTRACTION,
     KNOWN_QUOTIENT,
+    MONOTONE_DISTRIBUTION,
     PADDING_EXCHANGE,
     PART_EXTRACTION,
+    REQUANTISATION,
     Derivation,
     Match,
     Refused,
 )
 from einnet_explore.rules.base import accepted
 from einnet_explore.rules.distributivity import Outwards, Termwise
-from einnet_explore.rules.padding_exchange import PaddedRead
+from einnet_explore.rules.padding_exchange import PaddedFunction, PaddedRead
 from einnet_explore.strategies.factoring import exhausted
 from einnet_explore.strategies.moves import merge_scopes
 from einnet_explore.strategies.vertical_fusion import substitute_intermediate
@@ -57,11 +67,12 @@ BYTE = 8
 
 
 def integer_forms(program: Program) -> Iterable[Derivation]:
-    """Yield the derivation of *program* in which sums of products of scaled bytes are products of integers, if any."""
+    """Yield the derivation of *program* in which operations on scaled bytes are operations on the bytes, if any."""
     derivation = Derivation(program)
     for name in (e.name for e in program.equations):
-        with suppress(Refused):  # the sum before may have become part of its reader
-            derivation = _in_integers(derivation, name) if name in derivation.end.names() else derivation
+        for form in (_in_integers, _reduced_in_integers, _quantised):
+            with suppress(Refused):
+                derivation = form(derivation, name) if name in derivation.end.names() else derivation
     if derivation.steps:
         yield derivation
 
@@ -69,6 +80,7 @@ def integer_forms(program: Program) -> Iterable[Derivation]:
 def _in_integers(derivation: Derivation, name: str) -> Derivation:
     """Return *derivation* with the equation called *name* over a product of integers; raises Refused if it has none."""
     known = derivation.end.names()
+    _require(find_equation(derivation.end, name).scope.reduce == "sum", f"{name} is no sum")
     while (operand := _byte_operand(derivation.end, name)) is not None:
         derivation = _with_operand(derivation, name, operand)
     at: Path = (equation_number(derivation.end, name),)
@@ -87,9 +99,65 @@ def _in_integers(derivation: Derivation, name: str) -> Derivation:
     return _with_known_scale(derivation, name)
 
 
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise Refused(otherwise)
+
+
+def _reduced_in_integers(derivation: Derivation, name: str) -> Derivation:
+    """Return *derivation* with the quantised maximum or minimum *name* of scaled bytes as that of the bytes.
+
+    Raises Refused if it is none, or is quantised otherwise than its operand.
+    """
+    operand = _byte_operand(derivation.end, name)
+    reduce = find_equation(derivation.end, name).scope.reduce
+    _require(operand is not None and reduce in ("max", "min"), f"{name} is no maximum or minimum of scaled bytes")
+    assert operand is not None
+    while not ELEMENT_TYPES[element_type(find_equation(derivation.end, name).scope)].is_integer:
+        found = readers(derivation.end, name)
+        _require(len(found) == 1, f"{name} has {len(found)} readers, expected one")
+        reader = derivation.end.equations[found[0]].name
+        derivation, name = merge_scopes(substitute_intermediate(derivation, name), reader), reader
+    derivation = derivation.then(Match(MONOTONE_DISTRIBUTION, (equation_number(derivation.end, name),), None))
+    derivation = merge_scopes(substitute_intermediate(derivation, operand), name)
+    at: Path = (equation_number(derivation.end, name),)
+    for entering in [m for m in PADDING_EXCHANGE.matches(derivation.end, at) if isinstance(m.params, PaddedFunction)]:
+        derivation = derivation.then(entering)
+    nested = isinstance(derivation.end.scope_at(at).body, Access)
+    derivation = derivation.then(Match(REQUANTISATION, (*at, 0) if nested else at, None))
+    return _with_moved_padding(derivation, name)
+
+
+def _quantised(derivation: Derivation, name: str) -> Derivation:
+    """Return *derivation* with the quantisation *name* of element-wise operands in bytes, of known scale.
+
+    Raises Refused if it quantises anything else.
+    """
+    start = derivation
+    while True:
+        equation = find_equation(derivation.end, name)
+        made = {e.name: e.scope for e in derivation.end.equations}
+        _require(not any(scope.summations for _, scope in scopes(equation.scope)), f"{name} sums")
+        _require(ELEMENT_TYPES[element_type(equation.scope)].is_integer, f"{name} is not quantised")
+        floats = [t.name for t in tensors(equation.scope) if not ELEMENT_TYPES[t.dtype].is_integer]
+        if not floats:
+            break
+        _require(floats[0] in made and not made[floats[0]].summations, f"{floats[0]} is not computed of bytes")
+        derivation = merge_scopes(substitute_intermediate(derivation, floats[0]), name)
+    at = (equation_number(derivation.end, name),)
+    match = next(chain(REQUANTISATION.matches(derivation.end, at), _quotients(derivation.end, at)), None)
+    _require(match is not None and derivation is not start, f"{name} has no known scale")
+    assert match is not None
+    return derivation.then(match)
+
+
 def _with_operand(derivation: Derivation, name: str, operand: str) -> Derivation:
     """Return *derivation* with the equation called *operand* substituted into the sum *name*, and its padding moved."""
-    derivation = substitute_intermediate(derivation, operand)
+    return _with_moved_padding(substitute_intermediate(derivation, operand), name)
+
+
+def _with_moved_padding(derivation: Derivation, name: str) -> Derivation:
+    """Return *derivation* with the padding of what the equation called *name* reads as padding of tensors."""
     at = (equation_number(derivation.end, name),)
     while found := [m for m in PADDING_EXCHANGE.matches(derivation.end, at) if isinstance(m.params, PaddedRead)]:
         derivation = derivation.then(found[0])
