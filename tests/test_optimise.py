@@ -353,7 +353,7 @@ def test_infogan_is_optimised_correctly(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_resnet18_is_optimised_correctly(tmp_path: Path) -> None:
-    said = sound(optimize_model(model(write("resnet18")), threads=1), tmp_path)
+    said = sound(optimize_model(model(write("resnet18")), threads=1, budget=480), tmp_path)
     assert len(said["subprograms"]) > 15
 
 
@@ -363,7 +363,7 @@ def test_pretrained_text_detector_is_optimised_correctly(tmp_path: Path) -> None
     spec = find_spec("rapidocr_onnxruntime")
     assert spec is not None and spec.origin is not None
     path = Path(spec.origin).parent / "models" / "ch_PP-OCRv4_det_infer.onnx"
-    fast = optimize_model(path, shapes={"x": (1, 3, 320, 320)}, threads=1)
+    fast = optimize_model(path, shapes={"x": (1, 3, 320, 320)}, threads=1, budget=480)
     said = sound(fast, tmp_path)
     assert len(said["subprograms"]) > 60
 
