@@ -251,7 +251,7 @@ def _kernel_versions(key: ProfileKey) -> str:
         by.append(f"in tiles by {versions.TILED_KERNEL_VERSION}")
     if (engine == "tvm" or chosen) and not generates:  # an eOperator's key itself says by what
         by.append(f"in TVM by {versions.SCHEDULE_VERSION}")
-    if engine == C_ENGINE or (chosen and generates):
+    if engine == C_ENGINE or chosen:
         by.append(f"in C by {versions.C_KERNEL_VERSION}")
     return _VERSIONS_SEPARATOR + ", ".join(by) if by else ""
 
