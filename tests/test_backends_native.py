@@ -89,6 +89,8 @@ def by_machine(scope: Scope) -> None:
         "tensor A[7, 5] pad [2, 1]\nY[i:7, j:5] = A[i-2, j+1] * A[i+1, j-1] + A[i, 4-j]",
         "tensor A[12] pad [4]\nY[i:6, j:2] = A[2*i - 1 + j] - A[i-1]",
         "tensor A[4, 1, 8]\ntensor B[8, 1]\nY[i:8, j:4] = maximum(A[i // 2, 0, j+4*(i % 2)], B[i, 0])",
+        "tensor A[3, 2, 20] pad [0, 1, 0]\nY[n:2, i:20, k:3] = A[k, n+k-1, i] + 1",
+        "tensor A[2, 5, 20] pad [0, 1, 1]\nY[n:2, k:3, i:5, j:20] = A[n, k+i-1, j+k-1]",
         "tensor A[6, 6]\nY[i:6, j:6] = where(i < 2, A[i, j], A[j, i]) + where(j >= 3, 1, where(i == j, 2, A[0, j%3]))",
     ],
 )

@@ -23,11 +23,12 @@ from itertools import count, product
 from math import prod
 
 from einnet_explore.analysis.flattening import flat_address, row_major_strides
-from einnet_explore.analysis.indices import compared_iterators, guard, is_inside_box, substitute
+from einnet_explore.analysis.indices import compared_iterators, fresh_name, guard, is_inside_box, substitute
 from einnet_explore.codegen.language.lowering import (
     FIRST_BLOCK,
     add_offset,
     element_address,
+    lower_comparison,
     lower_flat,
     lower_index,
     lower_join,
@@ -72,6 +73,8 @@ from einnet_explore.codegen.language.values import (
 from einnet_explore.codegen.preparation import (
     VECTOR_LANES,
     PolyphaseCut,
+    address_step,
+    assume,
     case_traversals,
     conditions_in,
     cut_traversal,
@@ -83,6 +86,8 @@ from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.ir import (
     REDUCTIONS,
     Access,
+    Apply,
+    Compare,
     Index,
     Iterator,
     Scalar,
@@ -380,6 +385,9 @@ Beyond it rows are written from end to end.
 STREAMED_LINES = 4
 """Neighbouring lines that are streamed together: fewer leave pages of memory half written when they are closed."""
 
+MAX_UNROLLED_ROW_READS = 2
+"""Reads of the rows of a tile that are unrolled, at most."""
+
 BLOCK_TILES, STREAMED_BLOCK_TILES = 64, 256
 """Tiles of a block, and of one that streams: enough to amortise its start and its end."""
 
@@ -388,39 +396,60 @@ def transpose_kernel(scope: Scope, result: str, machine: Machine) -> tuple[Kerne
     """Return (the kernel that computes *scope* into *result*, its blocks): tensors, the result, ``FIRST_BLOCK``.
 
     A result of more than half of the last cache bypasses it. Raises Refused for reductions, for reads of scopes and
-    tables, if no tile fits, if there is nothing to transpose, and if neighbours in memory need conditions.
+    tables, if no tile fits, and if there is nothing to transpose.
     """
-    reads = _tensor_reads(scope)
-    if not reads:
-        raise Refused("the scope reads nothing: expected reads of tensors")
-    for access in reads:
-        if not flat_address(access).affine:
-            raise Refused(f"{access!r} is not affine")
+    _require_tensors(scope)
     scope = replace(scope, body=map_accesses(scope.body, _guard_read))
-    largest = max(reads, key=lambda a: prod(a.source.shape))
-    place, last = flat_address(largest), scope.traversals[-1] if scope.traversals else None
-    along = next((x for x in scope.traversals[:-1] if x.extent > 1 and place.coefficient(x) == 1), None)
-    if last is None or along is None or abs(place.coefficient(last)) <= 1:
+    if not any(accesses(scope.body)):
+        raise Refused("the scope reads nothing: expected reads of tensors")
+    along = _dimension_in_memory(_largest_read(scope), scope.traversals[:-1])
+    if along is None or _is_contiguous(_largest_read(scope), scope.traversals[-1], machine.lanes):
         raise Refused("the result is written as it is read, or nothing runs along memory: expected another dimension")
+    scope = _merge_last(scope, along, machine.lanes)
+    reads, last = tuple(accesses(scope.body)), scope.traversals[-1]
     cases = case_traversals(scope)
-    if along in compared_iterators(scope.body):
-        raise Refused(f"conditions depend on {along.name}, along which memory is read")
     if (pieces := prod(x.extent for x in cases) * len(reads)) > MAX_PIECE_READS:
         raise Refused(f"{pieces} reads for all cases: expected {MAX_PIECE_READS} at most")
+    if any(along in d.numerator.iterators for a in reads for d in flat_address(a).divisions):
+        raise Refused(f"{along.name}, along which memory is read, is divided")
     if any(flat_address(a).coefficient(along) not in (0, 1) for a in reads):
         raise Refused(f"a read takes steps along {along.name} that are longer than 1")
     side = next((n for n in TILE_SIDES if n <= min(along.extent, last.extent, machine.lanes)), None)
     if side is None:
         raise Refused(f"{along.extent} x {last.extent} elements: expected {TILE_SIDES[-1]} x {TILE_SIDES[-1]} and more")
-    return _TransposeWriter(scope, result, largest, along, side, machine, cases).kernel()
+    return _TransposeWriter(scope, result, _largest_read(scope), along, side, machine, cases).kernel()
 
 
-def _tensor_reads(scope: Scope) -> tuple[Access, ...]:
-    """Return the reads of *scope*; raises Refused if it reduces, or reads other scopes."""
-    reads = tuple(accesses(scope.body))
-    if scope.summations or scope.domain or any(not isinstance(a.source, Tensor) for a in reads):
+def _largest_read(scope: Scope) -> Access:
+    return max(accesses(scope.body), key=lambda a: prod(a.source.shape))
+
+
+def _dimension_in_memory(access: Access, axes: Iterable[Iterator]) -> Iterator | None:
+    """Return the one of *axes* along which *access* reads neighbours, or None."""
+    place = flat_address(access)
+    return next((x for x in axes if x.extent > 1 and place.coefficient(x) == 1), None)
+
+
+def _is_contiguous(access: Access, x: Iterator, number: int) -> bool:
+    """True if *number* steps of *x* and more go along memory, or nowhere."""
+    divided = any(x in d.numerator.iterators and d.divisor < number for d in flat_address(access).divisions)
+    return not divided and abs(address_step(access, x)) <= 1
+
+
+def _merge_last(scope: Scope, along: Iterator, lanes: int) -> Scope:
+    """Return *scope* with its last traversals, without *along*, counted by one iterator if the last fills no tile."""
+    *outer, x, y = scope.traversals
+    if y.extent >= lanes or x == along or not outer:
+        return scope
+    both = Iterator(fresh_name(y.name, {z.name for z in scope.traversals}), 0, x.extent * y.extent)
+    body = substitute(scope.body, {x: as_index(both) // y.extent + x.lo, y: as_index(both) % y.extent + y.lo})
+    return _merge_last(replace(scope, traversals=(*outer, both), body=body, padding=()), along, lanes)
+
+
+def _require_tensors(scope: Scope) -> None:
+    """Raise Refused if *scope* reduces, or reads other scopes."""
+    if scope.summations or scope.domain or any(not isinstance(a.source, Tensor) for a in accesses(scope.body)):
         raise Refused("the scope reduces, or reads other scopes: expected reads of tensors only")
-    return reads
 
 
 def _cpu_inputs(scope: Scope) -> dict[str, Array]:
@@ -462,8 +491,17 @@ class _TransposeWriter:
     @cached_property
     def streamed(self) -> bool:
         """True if the result bypasses the caches, since it and its operands would be evicted anyway."""
-        elements = prod(self.scope.shape) + sum(prod(t.shape) for t in tensors(self.scope))
-        return 2 * elements * F32.size > self.machine.l3 and self.step % self.side == 0
+        return 2 * self.elements * F32.size > self.machine.l3 and self.step % self.side == 0
+
+    @property
+    def prefetched(self) -> bool:
+        """True if the operands and the result take a good part of the last cache."""
+        return 4 * self.elements * F32.size > self.machine.l3
+
+    @cached_property
+    def elements(self) -> int:
+        """Elements of the result and of all operands."""
+        return prod(self.scope.shape) + sum(prod(t.shape) for t in tensors(self.scope))
 
     @cached_property
     def across(self) -> int:
@@ -522,34 +560,65 @@ class _TransposeWriter:
         """Yield one tile: rows along the source, transposed into the result, and a prefetch of the next one."""
         side, run = self.side, self.bands[1]
         tile = Array(name, F32, side * side, "private", align=F32.size * side)
-        i, j = Var(":i", I64), Var(":j", I64)
+        i = Var(":i", I64)
         row, column = {**at, self.last: at[self.last] + i}, {**at, self.along: at[self.along] + i}
+        # Compilers address rows by constants from a place that is computed once.
+        places = {a: Var(f"{name} place {n}", I64) for n, a in enumerate(dict.fromkeys(accesses(body)))}
+        yield from (Declare(place, self._read(a, at)) for a, place in places.items())
+        rows = {a: self._row_place(a, place, i, row) for a, place in places.items()}
+        fill = tuple(self._row(body, tile, row, rows, i))
         yield LocalArray(tile)
-        if run == self.last and not self.streamed:
+        if self.prefetched and run == self.last and not self.streamed:
             ahead = _result_address(self.scope, {**column, run: column[run] + self.across}, I64)
             yield counted_loop(i, side, Prefetch(self.out, ahead, True), hint="unroll")
-            yield counted_loop(i, side, *self._row(body, tile, row, i, j), hint="unroll")
-        else:
-            there = {**row, run: row[run] + self.wide(run)}
-            hint = Prefetch(self.memory[tensor_name(self.largest.source)], self._read(self.largest, there))
-            yield counted_loop(i, side, hint, *self._row(body, tile, row, i, j), hint="unroll")
+        elif self.prefetched:
+            there = self._read(self.largest, {**row, run: row[run] + self.wide(run)})
+            fill = (Prefetch(self.memory[tensor_name(self.largest.source)], there), *fill)
+        # Copied rows stay in registers; rows of several reads take longer than their way through memory.
+        yield counted_loop(i, side, *fill, hint="unroll" if len(places) <= MAX_UNROLLED_ROW_READS else None)
         yield StoreTransposed(self.out, _result_address(self.scope, at, I64), self.step, tile, side, self.streamed)
 
-    def _row(self, body: Scalar, tile: Array, at: Mapping[Iterator, Expr], i: Var, j: Var) -> Iterable[Statement]:
-        """Yield row *i* of the tile: copied, or computed."""
-        if body == self.largest:
-            yield Copy(
-                tile,
-                i * self.side,
-                self.memory[tensor_name(self.largest.source)],
-                self._read(self.largest, at),
-                self.side,
-            )
-            return
-        along = {**at, self.along: at[self.along] + j}
+    def _row_place(self, access: Access, first: Expr, i: Var, at: Mapping[Iterator, Expr]) -> Expr:
+        """Return the position of *access* in row *i* of a tile, from that in its *first* row if steps are equal."""
+        place = flat_address(access)
+        divided = any(self.last in d.numerator.iterators for d in place.divisions)
+        return self._read(access, at) if divided else first + i * place.coefficient(self.last)
 
-        value = lower_flat(body, along, self.memory)
-        yield counted_loop(j, self.side, Store(tile, i * self.side + j, value), hint="vector")
+    def _row(
+        self, body: Scalar, tile: Array, at: Mapping[Iterator, Expr], rows: Mapping[Access, Expr], i: Var
+    ) -> Iterable[Statement]:
+        """Yield row *i* of the tile: copied, or computed of reads that begin at *rows*."""
+        match body:
+            case Access(source) if flat_address(body).coefficient(self.along):
+                yield Copy(tile, i * self.side, self.memory[tensor_name(source)], rows[body], self.side)
+                return
+            case Apply("where", (Compare() as test, yes, no)) if self.along not in compared_iterators(test):
+                branches = (tuple(self._row(part, tile, at, rows, i)) for part in (yes, no))
+                yield If(lower_comparison(test, at, I64), *branches)
+                return
+        tests = tuple(t for t in dict.fromkeys(conditions_in(body)) if self.along not in compared_iterators(t))
+        if (all_hold := conjunction(*(lower_comparison(t, at, I64) for t in tests))) is None:
+            yield self._values(body, tile, at, rows, i)
+        else:
+            inside = self._values(assume(body, tests), tile, at, rows, i)
+            yield If(all_hold, (inside,), (self._values(body, tile, at, rows, i),))
+
+    def _values(
+        self, body: Scalar, tile: Array, at: Mapping[Iterator, Expr], rows: Mapping[Access, Expr], i: Var
+    ) -> Statement:
+        """Return the loop that computes row *i* of the tile of reads that begin at *rows*."""
+        j, lane = Var(":j", I64), Iterator(":lane", 0, self.side)
+        begins = {a: Iterator(f":row {n}", 0, MAX_ADDRESSES) for n, a in enumerate(rows)}
+
+        def read_row(a: Access) -> Access:
+            step = flat_address(a).coefficient(self.along)
+            return Access(
+                Tensor(tensor_name(a.source), (MAX_ADDRESSES,)), (as_index(begins[a]) + as_index(lane) * step,)
+            )
+
+        values = {**at, self.along: at[self.along] + j, lane: j, **{begin: rows[a] for a, begin in begins.items()}}
+        value = lower_flat(map_accesses(body, read_row), values, self.memory)
+        return counted_loop(j, self.side, Store(tile, i * self.side + j, value), hint="vector")
 
     def _read(self, access: Access, at: Mapping[Iterator, Expr]) -> Expr:
         return lower_index(flat_address(access), at, I64)
@@ -568,15 +637,17 @@ def regions_kernel(scope: Scope, result: str) -> tuple[Kernel, int]:
     Raises Refused for reductions, reads of scopes and tables, phases of several traversals, and if there is nothing to
     cut or too much.
     """
-    _tensor_reads(scope)
+    _require_tensors(scope)
     if not scope.traversals or prod(scope.shape) == 0:
         raise Refused("the scope has no traversals or no elements")
     body = map_accesses(scope.body, _guard_read)
     order, turned = order_traversals(scope)
-    cuts = tuple(cut_traversal(x, body) for x in order)
-    pieces = prod(sum(len(tuple(c.phases(r))) for r in c.ranges) for c in cuts)
     reads = sum(1 for _ in accesses(body))
-    pieces *= prod(x.extent for x in turned)
+    for joint in (True, False):
+        cuts = tuple(cut_traversal(x, body, joint) for x in order)
+        pieces = prod(sum(len(tuple(c.phases(r))) for r in c.ranges) for c in cuts) * prod(x.extent for x in turned)
+        if pieces * reads <= MAX_PIECE_READS:
+            break
     if pieces == 1 or pieces * reads > MAX_PIECE_READS:
         raise Refused(f"{pieces} pieces of {reads} reads: expected 2 and more, {MAX_PIECE_READS} reads in all")
     read = _cpu_inputs(scope)

@@ -60,7 +60,7 @@ C_KERNEL_VERSION = 4
 """Kernels in C: the fused ones, regions, transposed tiles, and the function around them."""
 
 SCHEDULE_VERSION = 32
-"""Kernels that TVM compiles: schedule templates, rows, one-pass softmax, chains in blocks."""
+"""Kernels that TVM compiles: stages as written, rows, one-pass softmax, chains in blocks."""
 
 TILED_KERNEL_VERSION = 5
 """Tiled contractions."""

@@ -43,6 +43,25 @@ def row_length(threads: int) -> int:
 CHUNK_ROWS = 128
 """Rows that are summed in single precision, at most."""
 
+ROWS_TOGETHER = 4
+"""Rows that are added between a load and a store of their sums."""
+
+MIN_ROW_SUM = 32
+"""Elements of a row in memory that are worth a sum in vectors."""
+
+
+def sum_along_memory(flat: FusedLayout) -> FusedLayout:
+    """Return *flat* with a summation innermost if reads run along it and are far apart for neighbouring points."""
+    x, inputs = flat.lanes, {t.name for t in flat.fused.inputs}
+    for nest in (nest for stage in flat.fused.stages for nest in stage.nests if x is not None):
+        for access in (a for step in nest.steps for a in accesses(step.body) if read_name(a) in inputs):
+            steps = zip(access.index, flat.strides[read_name(access)], strict=True)
+            along = next((i.single for i, step in steps if step == 1), None)
+            apart = any(x in i.iterators for i in access.index if i.single != along)
+            if along in nest.summations and apart and flat.extents[along] >= MIN_ROW_SUM:
+                return replace(flat, order=(*(y for y in flat.order if y != along), along))
+    return flat
+
 
 @dataclass(frozen=True)
 class PointRow:
@@ -134,11 +153,22 @@ class LaneWriter(LoopWriter):
 
         def chunks(f: EmissionState) -> list[Statement]:
             chunk, stop, var = self.var("chunk"), self.var("stop"), self.var(sums[-1].name)
-            rows = row.loop(self, f.standing(sums[-1], var), at_lane, add)
+            whole = self.var("whole")
+
+            def rows(begin: Expr, end: Expr, together: int) -> Statement:
+                """Return the sums of rows, *together* of them for each time that the sums are loaded and stored."""
+                joined = row.loop(
+                    self, f, at_lane,
+                    lambda g, lane: [s for n in range(together) for s in add(g.standing(sums[-1], var + n), lane)],
+                )  # fmt: skip
+                return For(var, begin, end, Literal(together, I64), joined)
+
             body = (
                 *row.loop(self, f, at_lane, clear_parts),
                 Declare(stop, minimum(f.extent(sums[-1]), chunk + CHUNK_ROWS)),
-                For(var, chunk, stop, Literal(1, I64), rows),
+                Declare(whole, stop - (stop - chunk) % ROWS_TOGETHER),
+                rows(chunk, whole, ROWS_TOGETHER),
+                rows(whole, stop, 1),
                 *row.loop(self, f, at_lane, add_parts),
             )
             return [For(chunk, Literal(0, I64), f.extent(sums[-1]), Literal(CHUNK_ROWS, I64), body)]

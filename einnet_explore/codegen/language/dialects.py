@@ -261,6 +261,22 @@ below :math:`4 \cdot 10^{-9}`; it is in Estrin's order, since a processor otherw
 the other.  In all, the error is at most 1.1 units in the last place.
 """
 
+TANH_SOURCE = """T tanh_N(T a) {
+    const float z = a * a, m = a < 0.0f ? -a : a;
+    const float high = (-5.70498872745e-3f * z + 2.06390887954e-2f) * z - 5.37397155531e-2f;
+    const float near = ((high * z + 1.33314422036e-1f) * z - 3.33332819422e-1f) * z * a + a;
+    const float far = 1.0f - 2.0f / (EXP(m + m) + 1.0f);
+    return m < 0.625f ? near : a < 0.0f ? -far : far;
+}"""
+"""The C dialect's hyperbolic tangent of float32 (S. Moshier, Cephes, tanhf).
+
+A library has one for vectors and another for single elements, whose last bits differ; gradients of a maximum compare
+an element that is computed again with the maximum.
+"""
+
+C_SOURCES = {"exp": EXP_SOURCE, "tanh": TANH_SOURCE}
+"""Functions of float32 that the C dialect defines."""
+
 
 @dataclass(frozen=True)
 class Dialect:
@@ -287,15 +303,18 @@ class Dialect:
 
     def needs(self, name: str, kind: Type) -> tuple[str, ...]:
         """Return the helpers that the helper *name* of *kind* calls."""
-        return ("exp",) if "EXP" in HELPER_SOURCES.get(name, "") and "exp" not in self.built_ins(kind) else ()
+        return ("exp",) if "EXP(" in self._source(name, kind) and "exp" not in self.built_ins(kind) else ()
+
+    def _source(self, name: str, kind: Type) -> str:
+        """Return the source of the helper *name* of *kind*, empty if there is none."""
+        return C_SOURCES[name] if kind == F32 and name in C_SOURCES else HELPER_SOURCES.get(name, "")
 
     def helper_text(self, name: str, kind: Type) -> str:
         """Return the definition of the helper *name* of *kind*."""
-        own = (name, kind) == ("exp", F32)
-        if name not in HELPER_SOURCES and not own:
+        out = self._source(name, kind)
+        if not out:
             raise Refused(f"{name} of {kind!r} is no function of {self.name}, and its entry has no c_definition")
         one = "1.0f" if kind == F32 else "1.0"
-        out = EXP_SOURCE if own else HELPER_SOURCES[name]
         for sign, text in (
             ("ONE", one), ("EXP", self.built_ins(kind).get("exp", "exp_N")), ("SQRT", self.built_ins(kind).get("sqrt")),
             ("_N", f"_{kind!r}"), ("T ", f"{self.spell(kind)} "),
@@ -343,7 +362,7 @@ OPENCL = Dialect(
 C = Dialect(
     "c",
     _C,
-    {name: spelt for name, spelt in _SINGLE.items() if name != "exp"},
+    {name: spelt for name, spelt in _SINGLE.items() if name not in C_SOURCES},
     _DOUBLE,
     "static inline",
     {"global": "", "shared": "", "private": ""},
@@ -424,7 +443,7 @@ RESERVED_NAMES = frozenset(_WORDS.split()).union(HELPER_SOURCES, _DOUBLE.values(
 
 RESERVED_PATTERN = re.compile(
     r"\w+_t|(u?(char|short|int|long)|float|double|half|bool)\d+|pack_\d+"
-    rf"|({'|'.join(HELPER_SOURCES)})_\w+|({'|'.join((*_DOUBLE.values(), *_GPU_ONLY.values()))})f"
+    rf"|({'|'.join((*HELPER_SOURCES, *C_SOURCES))})_\w+|({'|'.join((*_DOUBLE.values(), *_GPU_ONLY.values()))})f"
     r"|mem(cpy|set|move)|make_\w+|v(load|store)_?\w*"
     r"|(copy|await|load|store|multiply)_\w+|(turn|stream)_\d+_\d+|(lanes|part)_\d+"
     r"|(convert|get|as|native|half|work|sub|async|wait|atomic|atom|omp)_\w+|[A-Z][A-Z0-9]*_[A-Z0-9_]+|EOF|FILE|BUFSIZ"

@@ -415,7 +415,11 @@ class _Printer(MemoryPrinter):
         yield "    const long long groups = (long long)grid_x * grid_y * grid_z;"
         yield "    #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)"
         yield "    for (long long group = 0; group < groups; ++group) {"
-        where = ("group % grid_x", "group / grid_x % grid_y", "group / ((long long)grid_x * grid_y)")
+        where = (
+            "group < grid_x ? group : group % grid_x",
+            "group / grid_x % grid_y",
+            "group / ((long long)grid_x * grid_y)",
+        )
         asked = launch_indices(kernel.body)
         for d, at in enumerate(where):
             if LaunchIndex("block", d) in asked:
