@@ -57,6 +57,9 @@ MAX_UNROLLED_READS = 64
 VECTOR_LANES = 16
 """Elements of the longest vector."""
 
+MIN_ROW_SUM = 8
+"""Elements of a row in memory that are worth a sum in vectors."""
+
 MAX_RECOMPUTATION = 2
 """A nested body that is not light is inlined if it is then evaluated at most so many times as often."""
 
@@ -182,7 +185,7 @@ def _inner_reduction(scope: Scope) -> bool:
     reads = max(accesses(scope.body), key=lambda a: prod(a.source.shape), default=None)
     if reads is None or (step := abs(address_step(reads, last))) <= 1:
         return False
-    return any(VECTOR_LANES <= s.extent <= step and abs(address_step(reads, s)) == 1 for s in scope.summations)
+    return any(MIN_ROW_SUM <= s.extent <= step and abs(address_step(reads, s)) == 1 for s in scope.summations)
 
 
 def _domain_to_guards(scope: Scope) -> Scope:

@@ -303,14 +303,14 @@ def _fused_kernel(scope: Scope, threads: int) -> _SourceKernel:
     shapes = {t.name: t.shape for t in fused.program.inputs}
     held = {**{t.name: t.shape for t in fused.inputs}, result: ready.shape}
     strides = {name: row_major_strides(shape) for name, shape in held.items()}
-    flat = sum_along_memory(lay_out(fused, shapes, strides))
+    flat = sum_along_memory(lay_out(fused, shapes, strides), this_machine().lanes)
     row_points = ROW_POINTS if fused.slots else row_length(threads)
     kernel = cpu_kernel(flat, F32, row_points)
     numbers = tuple(p for p in kernel.params if isinstance(p, Var) and p.name != FIRST_BLOCK)
     values = {p: flat.numbers[p.name] for p in numbers}
     known = tuple(Declare(p, Literal(int(n) if p.kind == I64 else n, p.kind)) for p, n in values.items())
     params = tuple(p for p in kernel.params if p not in numbers)
-    points = row_points if flat.lanes is not None else 1
+    points = row_points if flat.together is not None else 1
     slots = tuple(size * points * fused.slot_type(n, F32).size for n, size in enumerate(slot_sizes(flat)))
     return _SourceKernel(
         replace(kernel, params=params, body=(*known, *kernel.body)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from einnet_explore.codegen.fusion.frame import EmissionState, FusedLayout, LoopWriter, join_values
 from einnet_explore.codegen.fusion.operations import read_name
@@ -16,6 +17,7 @@ from einnet_explore.codegen.fusion.plan import FusedNest, FusedStage, FusedStep
 from einnet_explore.codegen.language.guards import split_at_guards
 from einnet_explore.codegen.language.lowering import FIRST_BLOCK
 from einnet_explore.codegen.language.statements import (
+    TILE_SIDES,
     Assign,
     Comment,
     Declare,
@@ -24,8 +26,23 @@ from einnet_explore.codegen.language.statements import (
     LocalArray,
     Statement,
     Store,
+    StoreTransposed,
+    counted_loop,
 )
-from einnet_explore.codegen.language.values import I64, Array, Expr, LaunchIndex, Literal, Type, Var, cast, minimum
+from einnet_explore.codegen.language.values import (
+    F32,
+    I64,
+    Array,
+    Expr,
+    LaunchIndex,
+    Literal,
+    Type,
+    Var,
+    cast,
+    minimum,
+    select,
+)
+from einnet_explore.codegen.preparation import MIN_ROW_SUM
 from einnet_explore.ir import Iterator, accesses
 
 ROW_POINTS, WIDE_ROW_POINTS = 256, 1024
@@ -46,12 +63,35 @@ CHUNK_ROWS = 128
 ROWS_TOGETHER = 4
 """Rows that are added between a load and a store of their sums."""
 
-MIN_ROW_SUM = 32
-"""Elements of a row in memory that are worth a sum in vectors."""
+CHUNK_ELEMENTS = 4096
+"""Elements that are summed in single precision, at most."""
 
 
-def sum_along_memory(flat: FusedLayout) -> FusedLayout:
-    """Return *flat* with a summation innermost if reads run along it and are far apart for neighbouring points."""
+def sum_along_memory(flat: FusedLayout, lanes: int) -> FusedLayout:
+    """Return *flat* with a summation innermost if reads run along it and are far apart for neighbouring points.
+
+    If a point is nothing but reductions in float32, vectors of at most *lanes* are added for several points together.
+    """
+    return _with_joined_points(_with_sum_innermost(flat), lanes)
+
+
+def _with_joined_points(flat: FusedLayout, lanes: int) -> FusedLayout:
+    nests = [nest for stage in flat.fused.stages for nest in stage.nests]
+    sums = [x for x in flat.order if any(x in nest.summations for nest in nests)]
+    typed = {kind for types in flat.fused.types.values() for kind in (types.stored, types.computed)} - {F32}
+    if flat.lanes is not None or not flat.grid or not sums or typed or flat.fused.slots:
+        return flat
+    if any(nest.traversals or any(s.reduce is None for s in nest.steps) for nest in nests):
+        return flat
+    number, length = flat.extents[flat.grid[-1]], flat.extents[sums[-1]]
+    if prod(flat.extents[x] for x in sums) > CHUNK_ELEMENTS:
+        return flat
+    sides = [side for side in TILE_SIDES if side <= min(lanes, number, length)]
+    whole = [side for side in sides if length % side == 0]
+    return replace(flat, joined=max(whole or sides, default=0))
+
+
+def _with_sum_innermost(flat: FusedLayout) -> FusedLayout:
     x, inputs = flat.lanes, {t.name for t in flat.fused.inputs}
     for nest in (nest for stage in flat.fused.stages for nest in stage.nests if x is not None):
         for access in (a for step in nest.steps for a in accesses(step.body) if read_name(a) in inputs):
@@ -108,7 +148,63 @@ class LaneWriter(LoopWriter):
         for name in keep:
             self.rows[name] = self._row(frame, f":row {name} {self._next()}", name)
             out.append(LocalArray(self.rows[name]))
+        if self.flat.joined:
+            return out + self._reduce_joined_points(frame, nest, row, keep, at_lane)
         return out + self.loops(frame, outside, lambda f: self.reduce_by_lane(f, nest, row, keep, at_lane))
+
+    def _reduce_joined_points(
+        self,
+        frame: EmissionState,
+        nest: FusedNest,
+        row: PointRow,
+        keep: tuple[str, ...],
+        at_lane: Callable[[EmissionState, Expr], EmissionState],
+    ) -> list[Statement]:
+        """Write the reductions of *nest*: a vector for each point of *row*, and then the rows of all these vectors."""
+        side = self.flat.joined
+        sums = tuple(x for x in self.flat.order if x in nest.summations)
+        whole = self.flat.extents[sums[-1]] // side * side
+        tiles, columns = (
+            {s.name: Array(f":{what} {s.name} {self._next()}", F32, side * side, "private", align=4 * side) for s in nest.steps}
+            for what in ("part", "column")
+        )
+        point, lane, last = self.var("point"), self.var("lane"), self.var(sums[-1].name)
+
+        def vectors(f: EmissionState, along: Expr, number: int) -> Statement:
+            """Join a vector of each point, of which only *number* elements count."""
+            here = at_lane(f.standing(row.axis, row.begin + point).standing(sums[-1], along + lane), point)
+
+            def to(step: FusedStep, value: Expr) -> Statement:
+                array = tiles[step.name]
+                place = point * side + lane
+                counted = value if number == side else select(lane.lt(number), value, frame.total(step)[1])
+                return Store(array, place, join_values(step, array[place], counted))
+
+            return each_point(*self.steps(here, nest, to))
+
+        def each_point(*body: Statement) -> Statement:
+            return counted_loop(point, side, counted_loop(lane, side, *body, hint="vector"), hint="unroll")
+
+        def pieces(f: EmissionState) -> list[Statement]:
+            rest = self.flat.extents[sums[-1]] - whole
+            ends = [vectors(f, Literal(whole, I64), rest)] if rest else []
+            return [*ends, For(last, Literal(0, I64), Literal(whole, I64), Literal(side, I64), (vectors(f, last, side),))]
+
+        out: list[Statement] = [LocalArray(array) for array in (*tiles.values(), *columns.values())]
+        out.append(each_point(*(Store(tiles[s.name], point * side + lane, frame.total(s)[1]) for s in nest.steps)))
+        out += self.loops(frame, sums[:-1], pieces)
+        out += (StoreTransposed(columns[n], Literal(0, I64), side, tile, side) for n, tile in tiles.items())
+        here = at_lane(frame.standing(row.axis, row.begin + lane), lane)
+        made: list[Statement] = []
+        for s in nest.steps:
+            total: Expr = columns[s.name][lane]
+            for n in range(1, side):
+                total = join_values(s, total, columns[s.name][lane + n * side])
+            var = self.var(s.name, F32)
+            made.append(Declare(var, here.finished(s, total)))
+            made += [Store(self.rows[s.name], lane, var)] if s.name in keep else []
+            made += [here.store(s, var)] if s.stores else []
+        return [*out, counted_loop(lane, side, *made, hint="vector")]
 
     def reduce_by_lane(
         self,
@@ -221,15 +317,12 @@ class LaneWriter(LoopWriter):
         return [*out, *row.loop(self, frame, at_lane, body)]
 
 
-CHUNK_ELEMENTS = 4096
-"""Elements that are summed in single precision, at most."""
-
-
 def cpu_kernel(flat: FusedLayout, kind: Type, row_points: int = ROW_POINTS) -> Kernel:
     """Return the kernel of *flat*: inputs, outputs, slots, ``FIRST_BLOCK``, sizes and strides, constants.
 
     Its launch has as many blocks as points (or rows of *row_points*), counted from the first block.
     """
+    row_points = flat.joined or row_points
     frame = EmissionState(flat, kind, I64)
     first = Var(FIRST_BLOCK, I64)
     params: tuple[Array | Var, ...] = (
@@ -242,9 +335,11 @@ def cpu_kernel(flat: FusedLayout, kind: Type, row_points: int = ROW_POINTS) -> K
 
 def cpu_blocks(flat: FusedLayout, row_points: int = ROW_POINTS) -> int:
     """Return the number of blocks of the kernel of *flat*."""
-    if flat.lanes is None:
+    row_points = flat.joined or row_points
+    axis = flat.together
+    if axis is None:
         return flat.points
-    n = flat.extents[flat.lanes]
+    n = flat.extents[axis]
     return -(-n // row_points) * flat.points // n if n else 0
 
 
@@ -252,7 +347,7 @@ def cpu_blocks(flat: FusedLayout, row_points: int = ROW_POINTS) -> int:
 class _CpuWriter(LaneWriter):
     def kernel(self, frame: EmissionState, first: Var) -> Iterable[Statement]:
         """Yield the coordinates of the grid point, then its stages."""
-        lanes = self.flat.lanes
+        lanes = self.flat.together
         point = self.var("point")
         yield Declare(point, cast(I64, LaunchIndex("block")) + first)
         rest: Expr = point
@@ -265,7 +360,10 @@ class _CpuWriter(LaneWriter):
                 frame = frame.standing(x, place)
                 continue
             begin, number = self.var("begin"), self.var("count")
-            yield Declare(begin, place * self.row_points)
+            if self.flat.joined:  # the last points are computed twice where they are no whole number of rows
+                yield Declare(begin, minimum(place * self.row_points, frame.extent(x) - self.row_points))
+            else:
+                yield Declare(begin, place * self.row_points)
             yield Declare(number, minimum(frame.extent(x) - begin, self.row_points))
             frame = replace(frame, spread=self.row_points)
             row = PointRow(x, begin, number)
