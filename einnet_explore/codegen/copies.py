@@ -98,6 +98,7 @@ from einnet_explore.ir import (
     as_index,
     map_accesses,
     tensors,
+    walk_scalar,
 )
 from einnet_explore.support.errors import Refused
 
@@ -385,6 +386,9 @@ Beyond it rows are written from end to end.
 STREAMED_LINES = 4
 """Neighbouring lines that are streamed together: fewer leave pages of memory half written when they are closed."""
 
+MAX_ROW_TESTS = 4
+"""Conditions on a row of a tile of which every combination is written out, at most."""
+
 MAX_UNROLLED_ROW_READS = 2
 """Reads of the rows of a tile that are unrolled, at most."""
 
@@ -588,20 +592,23 @@ class _TransposeWriter:
         self, body: Scalar, tile: Array, at: Mapping[Iterator, Expr], rows: Mapping[Access, Expr], i: Var
     ) -> Iterable[Statement]:
         """Yield row *i* of the tile: copied, or computed of reads that begin at *rows*."""
-        match body:
-            case Access(source) if flat_address(body).coefficient(self.along):
-                yield Copy(tile, i * self.side, self.memory[tensor_name(source)], rows[body], self.side)
-                return
-            case Apply("where", (Compare() as test, yes, no)) if self.along not in compared_iterators(test):
-                branches = (tuple(self._row(part, tile, at, rows, i)) for part in (yes, no))
-                yield If(lower_comparison(test, at, I64), *branches)
-                return
-        tests = tuple(t for t in dict.fromkeys(conditions_in(body)) if self.along not in compared_iterators(t))
-        if (all_hold := conjunction(*(lower_comparison(t, at, I64) for t in tests))) is None:
+        if isinstance(body, Access) and flat_address(body).coefficient(self.along):
+            yield Copy(tile, i * self.side, self.memory[tensor_name(body.source)], rows[body], self.side)
+            return
+        chosen = (part.args[0] for part in walk_scalar(body) if isinstance(part, Apply) and part.op == "where")
+        tests = [t for t in dict.fromkeys(chosen) if isinstance(t, Compare) and self.along not in compared_iterators(t)]
+        if not tests:
             yield self._values(body, tile, at, rows, i)
+            return
+        together = tests if len(tests) > MAX_ROW_TESTS else tests[:1]
+        condition = conjunction(*(lower_comparison(t, at, I64) for t in together))
+        assert condition is not None
+        inside = self._row(fold_decided(assume(body, together)), tile, at, rows, i)
+        if len(together) > 1:
+            outside: Iterable[Statement] = (self._values(body, tile, at, rows, i),)
         else:
-            inside = self._values(assume(body, tests), tile, at, rows, i)
-            yield If(all_hold, (inside,), (self._values(body, tile, at, rows, i),))
+            outside = self._row(fold_decided(assume(body, together, False)), tile, at, rows, i)
+        yield If(condition, tuple(inside), tuple(outside))
 
     def _values(
         self, body: Scalar, tile: Array, at: Mapping[Iterator, Expr], rows: Mapping[Access, Expr], i: Var

@@ -521,13 +521,13 @@ def fold_decided(body: Scalar) -> Scalar:
             return body
 
 
-def assume(body: Scalar, tests: Collection[Compare]) -> Scalar:
-    """Return *body* where all *tests* hold."""
+def assume(body: Scalar, tests: Collection[Compare], hold: bool = True) -> Scalar:
+    """Return *body* where all *tests* *hold*, or none does."""
     match body:
-        case Apply("where", (Compare() as test, yes, _)) if test in tests:
-            return assume(yes, tests)
+        case Apply("where", (Compare() as test, yes, no)) if test in tests:
+            return assume(yes if hold else no, tests, hold)
         case Apply(op, args):
-            return Apply(op, tuple(assume(a, tests) for a in args))
+            return Apply(op, tuple(assume(a, tests, hold) for a in args))
     return body
 
 
