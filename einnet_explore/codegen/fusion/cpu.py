@@ -60,6 +60,9 @@ def row_length(threads: int) -> int:
 CHUNK_ROWS = 128
 """Rows that are summed in single precision, at most."""
 
+BLOCK_LANES = 64
+"""Lanes whose reductions stay in registers from row to row."""
+
 ROWS_TOGETHER = 4
 """Rows that are added between a load and a store of their sums."""
 
@@ -122,6 +125,7 @@ class PointRow:
         lane = writer.var("lane")
         here = at_lane(frame.standing(self.axis, self.begin + lane), lane)
         loop = For(lane, Literal(0, I64), self.number, Literal(1, I64), tuple(body(here, lane)), simd=True)
+        loop = replace(loop, vector=isinstance(self.number, Literal))
         return split_at_guards(loop, writer.var("first"), writer.var("last"))
 
 
@@ -165,7 +169,10 @@ class LaneWriter(LoopWriter):
         sums = tuple(x for x in self.flat.order if x in nest.summations)
         whole = self.flat.extents[sums[-1]] // side * side
         tiles, columns = (
-            {s.name: Array(f":{what} {s.name} {self._next()}", F32, side * side, "private", align=4 * side) for s in nest.steps}
+            {
+                s.name: Array(f":{what} {s.name} {self._next()}", F32, side * side, "private", align=4 * side)
+                for s in nest.steps
+            }
             for what in ("part", "column")
         )
         point, lane, last = self.var("point"), self.var("lane"), self.var(sums[-1].name)
@@ -188,7 +195,10 @@ class LaneWriter(LoopWriter):
         def pieces(f: EmissionState) -> list[Statement]:
             rest = self.flat.extents[sums[-1]] - whole
             ends = [vectors(f, Literal(whole, I64), rest)] if rest else []
-            return [*ends, For(last, Literal(0, I64), Literal(whole, I64), Literal(side, I64), (vectors(f, last, side),))]
+            return [
+                *ends,
+                For(last, Literal(0, I64), Literal(whole, I64), Literal(side, I64), (vectors(f, last, side),)),
+            ]
 
         out: list[Statement] = [LocalArray(array) for array in (*tiles.values(), *columns.values())]
         out.append(each_point(*(Store(tiles[s.name], point * side + lane, frame.total(s)[1]) for s in nest.steps)))
@@ -216,58 +226,71 @@ class LaneWriter(LoopWriter):
     ) -> list[Statement]:
         """Write the reductions of *nest*, one in each lane of *row*; values in *keep* are stored in rows.
 
-        Sums that have wider totals are added in their own type for ``CHUNK_ROWS`` rows, then to the total.
+        They are joined in their own type for ``CHUNK_ROWS`` rows, then with the totals, which may be wider: so many
+        lanes at a time as stay in registers, where no guards divide them.
         """
         reduced = [s for s in nest.steps if s.reduce is not None]
         sums = tuple(x for x in self.flat.order if x in nest.summations)
-        narrow = [s for s in reduced if frame.total(s)[0] != frame.wide_total(s)[0]] if sums else []
-        totals, parts = (
-            {
-                s.name: Array(f":{what} {s.name} {self._next()}", kind(s)[0], self.row_points, "private", align=64)
-                for s in steps
-            }
-            for what, kind, steps in (("total", frame.wide_total, reduced), ("part", frame.total, narrow))
-        )
-        out: list[Statement] = [LocalArray(a) for a in (*totals.values(), *parts.values())]
+        totals = self._lane_arrays("total", reduced, frame.wide_total, self.row_points)
+        out: list[Statement] = [LocalArray(a) for a in totals.values()]
 
         def clear(f: EmissionState, lane: Expr) -> list[Statement]:
             return [Store(totals[s.name], lane, f.wide_total(s)[1]) for s in reduced]
 
-        def add(f: EmissionState, lane: Expr) -> list[Statement]:
-            def to(step: FusedStep, value: Expr) -> Statement:
-                array = parts.get(step.name, totals[step.name])
-                return Store(array, lane, join_values(step, array[lane], value))
+        def join(f: EmissionState, lane: Expr, arrays: Mapping[str, Array]) -> list[Statement]:
+            return self.steps(
+                f, nest, lambda s, v: Store(arrays[s.name], lane, join_values(s, arrays[s.name][lane], v))
+            )
 
-            return self.steps(f, nest, to)
+        anywhere = replace(frame, at={**frame.at, **{x: self.var(x.name) for x in sums}})
+        guarded = len(row.loop(self, anywhere, at_lane, lambda f, lane: join(f, lane, totals))) > 1
+        width = self.row_points if guarded else BLOCK_LANES
+        parts = self._lane_arrays("part", reduced, frame.total, width) if sums else {}
+        out += [LocalArray(a) for a in parts.values()]
 
-        def clear_parts(f: EmissionState, lane: Expr) -> list[Statement]:
-            return [Store(parts[s.name], lane, f.total(s)[1]) for s in narrow]
+        def block(f: EmissionState, first: Expr, number: Expr) -> Iterable[Statement]:
+            """Yield the sums of a chunk of rows in *number* lanes from *first* on."""
+            lanes = PointRow(row.axis, row.begin + first, number)
 
-        def add_parts(f: EmissionState, lane: Expr) -> list[Statement]:
-            joined = ((s, totals[s.name]) for s in narrow)
-            return [Store(t, lane, join_values(s, t[lane], parts[s.name][lane])) for s, t in joined]
+            def here(g: EmissionState, lane: Expr) -> EmissionState:
+                return at_lane(g, first + lane)
 
-        def chunks(f: EmissionState) -> list[Statement]:
-            chunk, stop, var = self.var("chunk"), self.var("stop"), self.var(sums[-1].name)
-            whole = self.var("whole")
+            def clear_parts(g: EmissionState, lane: Expr) -> list[Statement]:
+                return [Store(parts[s.name], lane, g.total(s)[1]) for s in reduced]
+
+            def add_parts(g: EmissionState, lane: Expr) -> list[Statement]:
+                joined = ((s, totals[s.name], parts[s.name]) for s in reduced)
+                return [Store(t, first + lane, join_values(s, t[first + lane], p[lane])) for s, t, p in joined]
 
             def rows(begin: Expr, end: Expr, together: int) -> Statement:
                 """Return the sums of rows, *together* of them for each time that the sums are loaded and stored."""
-                joined = row.loop(
-                    self, f, at_lane,
-                    lambda g, lane: [s for n in range(together) for s in add(g.standing(sums[-1], var + n), lane)],
+                added = lanes.loop(
+                    self, f, here,
+                    lambda g, lane: [
+                        s for n in range(together) for s in join(g.standing(sums[-1], var + n), lane, parts)
+                    ],
                 )  # fmt: skip
-                return For(var, begin, end, Literal(together, I64), joined)
+                return For(var, begin, end, Literal(together, I64), added)
 
-            body = (
-                *row.loop(self, f, at_lane, clear_parts),
-                Declare(stop, minimum(f.extent(sums[-1]), chunk + CHUNK_ROWS)),
-                Declare(whole, stop - (stop - chunk) % ROWS_TOGETHER),
-                rows(chunk, whole, ROWS_TOGETHER),
-                rows(whole, stop, 1),
-                *row.loop(self, f, at_lane, add_parts),
-            )
-            return [For(chunk, Literal(0, I64), f.extent(sums[-1]), Literal(CHUNK_ROWS, I64), body)]
+            var, whole = self.var(sums[-1].name), self.var("whole")
+            yield from lanes.loop(self, f, here, clear_parts)
+            yield Declare(whole, stop - (stop - chunk) % ROWS_TOGETHER)
+            yield rows(chunk, whole, ROWS_TOGETHER)
+            yield rows(whole, stop, 1)
+            yield from lanes.loop(self, f, here, add_parts)
+
+        chunk, stop, blocks, first = self.var("chunk"), self.var("stop"), self.var("blocks"), self.var("first")
+
+        def chunks(f: EmissionState) -> list[Statement]:
+            body: list[Statement] = [Declare(stop, minimum(f.extent(sums[-1]), chunk + CHUNK_ROWS))]
+            if guarded:
+                body += block(f, Literal(0, I64), row.number)
+            else:
+                step = Literal(BLOCK_LANES, I64)
+                body.append(Declare(blocks, row.number - row.number % BLOCK_LANES))
+                body.append(For(first, Literal(0, I64), blocks, step, tuple(block(f, first, step))))
+                body += block(f, blocks, row.number - blocks)
+            return [For(chunk, Literal(0, I64), f.extent(sums[-1]), Literal(CHUNK_ROWS, I64), tuple(body))]
 
         def finish(f: EmissionState, lane: Expr) -> list[Statement]:
             made: list[Statement] = []
@@ -279,12 +302,21 @@ class LaneWriter(LoopWriter):
             return made
 
         out += row.loop(self, frame, at_lane, clear)
-        if narrow:
-            out += self.loops(frame, sums[:-1], chunks)
-        else:
-            out += self.loops(frame, sums, lambda f: row.loop(self, f, at_lane, add))
+        out += (
+            self.loops(frame, sums[:-1], chunks)
+            if sums
+            else row.loop(self, frame, at_lane, lambda f, lane: join(f, lane, totals))
+        )
         out += row.loop(self, frame, at_lane, finish)
         return out
+
+    def _lane_arrays(
+        self, what: str, steps: Iterable[FusedStep], kind: Callable[[FusedStep], tuple[Type, Expr]], number: int
+    ) -> dict[str, Array]:
+        """Return an array of *number* elements of *kind* for each of *steps*, by name."""
+        return {
+            s.name: Array(f":{what} {s.name} {self._next()}", kind(s)[0], number, "private", align=64) for s in steps
+        }
 
     def _row(self, frame: EmissionState, name: str, value: str) -> Array:
         return Array(name, frame.kind_of(value), self.row_points, "private", align=64)
@@ -362,11 +394,12 @@ class _CpuWriter(LaneWriter):
             begin, number = self.var("begin"), self.var("count")
             if self.flat.joined:  # the last points are computed twice where they are no whole number of rows
                 yield Declare(begin, minimum(place * self.row_points, frame.extent(x) - self.row_points))
+                row = PointRow(x, begin, Literal(self.row_points, I64))
             else:
                 yield Declare(begin, place * self.row_points)
-            yield Declare(number, minimum(frame.extent(x) - begin, self.row_points))
+                yield Declare(number, minimum(frame.extent(x) - begin, self.row_points))
+                row = PointRow(x, begin, number)
             frame = replace(frame, spread=self.row_points)
-            row = PointRow(x, begin, number)
         for n, stage in enumerate(self.flat.fused.stages):
             yield Comment(f"stage {n}")
             if lanes is None:
