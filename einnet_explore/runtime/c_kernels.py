@@ -25,7 +25,14 @@ from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.analysis.indices import fresh_name, substitute
 from einnet_explore.codegen import versions
 from einnet_explore.codegen.copies import regions_kernel, transpose_kernel
-from einnet_explore.codegen.fusion.cpu import ROW_POINTS, cpu_blocks, cpu_kernel, row_length, sum_along_memory
+from einnet_explore.codegen.fusion.cpu import (
+    ROW_POINTS,
+    cpu_blocks,
+    cpu_kernel,
+    row_length,
+    sum_along_memory,
+    sweep_rows,
+)
 from einnet_explore.codegen.fusion.frame import lay_out, slot_name, slot_sizes
 from einnet_explore.codegen.fusion.plan import fuse_program
 from einnet_explore.codegen.language.dialects import C
@@ -303,7 +310,7 @@ def _fused_kernel(scope: Scope, threads: int) -> _SourceKernel:
     shapes = {t.name: t.shape for t in fused.program.inputs}
     held = {**{t.name: t.shape for t in fused.inputs}, result: ready.shape}
     strides = {name: row_major_strides(shape) for name, shape in held.items()}
-    flat = sum_along_memory(lay_out(fused, shapes, strides), this_machine().lanes)
+    flat = sweep_rows(sum_along_memory(lay_out(fused, shapes, strides), this_machine().lanes), threads)
     row_points = ROW_POINTS if fused.slots else row_length(threads)
     kernel = cpu_kernel(flat, F32, row_points)
     numbers = tuple(p for p in kernel.params if isinstance(p, Var) and p.name != FIRST_BLOCK)

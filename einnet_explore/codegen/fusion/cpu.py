@@ -60,6 +60,9 @@ def row_length(threads: int) -> int:
 CHUNK_ROWS = 128
 """Rows that are summed in single precision, at most."""
 
+MIN_BLOCKS_PER_THREAD = 8
+"""Blocks of a thread from which on each may be longer."""
+
 BLOCK_LANES = 64
 """Lanes whose reductions stay in registers from row to row."""
 
@@ -76,6 +79,15 @@ def sum_along_memory(flat: FusedLayout, lanes: int) -> FusedLayout:
     If a point is nothing but reductions in float32, vectors of at most *lanes* are added for several points together.
     """
     return _with_joined_points(_with_sum_innermost(flat), lanes)
+
+
+def sweep_rows(flat: FusedLayout, threads: int) -> FusedLayout:
+    """Return *flat* with short rows of points that one block computes one after the other."""
+    *outer, rows, lanes = (None, None, None, *flat.grid)
+    left = prod(flat.extents[x] for x in outer if x is not None)
+    if rows is None or lanes != flat.lanes or flat.extents[lanes] > ROW_POINTS:
+        return flat
+    return replace(flat, swept=rows) if threads == 1 or left >= MIN_BLOCKS_PER_THREAD * threads else flat
 
 
 def _with_joined_points(flat: FusedLayout, lanes: int) -> FusedLayout:
@@ -367,12 +379,10 @@ def cpu_kernel(flat: FusedLayout, kind: Type, row_points: int = ROW_POINTS) -> K
 
 def cpu_blocks(flat: FusedLayout, row_points: int = ROW_POINTS) -> int:
     """Return the number of blocks of the kernel of *flat*."""
-    row_points = flat.joined or row_points
-    axis = flat.together
-    if axis is None:
-        return flat.points
-    n = flat.extents[axis]
-    return -(-n // row_points) * flat.points // n if n else 0
+    each = {flat.swept: 1}
+    if flat.together is not None:
+        each[flat.together] = -(-flat.extents[flat.together] // (flat.joined or row_points))
+    return prod(each.get(x, flat.extents[x]) for x in flat.grid)
 
 
 @dataclass(frozen=True)
@@ -383,10 +393,12 @@ class _CpuWriter(LaneWriter):
         point = self.var("point")
         yield Declare(point, cast(I64, LaunchIndex("block")) + first)
         rest: Expr = point
-        for x in reversed(self.flat.grid):
+        row: PointRow | None = None
+        counted = [x for x in self.flat.grid if x != self.flat.swept]
+        for x in reversed(counted):
             size = frame.extent(x) if x != lanes else (frame.extent(x) + (self.row_points - 1)) // self.row_points
             place = self.var(f"at {x.name}")
-            yield Declare(place, rest if x == self.flat.grid[0] else rest % size)
+            yield Declare(place, rest if x == counted[0] else rest % size)
             rest = rest // size
             if x != lanes:
                 frame = frame.standing(x, place)
@@ -400,9 +412,16 @@ class _CpuWriter(LaneWriter):
                 yield Declare(number, minimum(frame.extent(x) - begin, self.row_points))
                 row = PointRow(x, begin, number)
             frame = replace(frame, spread=self.row_points)
+        if self.flat.swept is None:
+            yield from self._stages(frame, row)
+        else:
+            yield from self.loops(frame, (self.flat.swept,), lambda f: self._stages(f, row))
+
+    def _stages(self, frame: EmissionState, row: PointRow | None) -> Iterable[Statement]:
+        """Yield the stages of a point of the grid, or of a *row* of points."""
         for n, stage in enumerate(self.flat.fused.stages):
             yield Comment(f"stage {n}")
-            if lanes is None:
+            if row is None:
                 frame, made = self.values(frame, stage.heads)
                 yield from made
                 for nest in stage.nests:
