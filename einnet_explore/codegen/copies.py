@@ -48,6 +48,7 @@ from einnet_explore.codegen.language.statements import (
     If,
     Kernel,
     LocalArray,
+    LoopHint,
     Prefetch,
     Statement,
     Store,
@@ -418,9 +419,12 @@ def transpose_kernel(scope: Scope, result: str, machine: Machine) -> tuple[Kerne
         raise Refused(f"{along.name}, along which memory is read, is divided")
     if any(flat_address(a).coefficient(along) not in (0, 1) for a in reads):
         raise Refused(f"a read takes steps along {along.name} that are longer than 1")
-    side = next((n for n in TILE_SIDES if n <= min(along.extent, last.extent, machine.lanes)), None)
+    sides = [n for n in TILE_SIDES if n <= min(last.extent, machine.lanes)]
+    side = next((n for n in sides if n <= along.extent), None)
     if side is None:
         raise Refused(f"{along.extent} x {last.extent} elements: expected {TILE_SIDES[-1]} x {TILE_SIDES[-1]} and more")
+    if along.extent % side and not any(last in d.numerator.iterators for a in reads for d in flat_address(a).divisions):
+        side = min((n for n in sides if n > along.extent), default=side)
     return _TransposeWriter(scope, result, _largest_read(scope), along, side, machine, cases).kernel()
 
 
@@ -528,7 +532,8 @@ class _TransposeWriter:
         steps = -(-run.extent // self.wide(run))
         each = max(1, (STREAMED_BLOCK_TILES if self.streamed else BLOCK_TILES) * self.side // self.across)
         rest = [x for x in self.scope.traversals if x not in (band, run, *self.cases) and x.extent > 1]
-        counts = {**{x: x.extent for x in rest}, band: -(-band.extent // self.wide(band)), run: -(-steps // each)}
+        bands = band.extent // self.wide(band) if self.few_rows else -(-band.extent // self.wide(band))
+        counts = {**{x: x.extent for x in rest}, band: bands, run: -(-steps // each)}
         first, block = Var(FIRST_BLOCK, I64), Var(":block", I64)
         body: list[Statement] = [Declare(block, cast(I64, LaunchIndex("block")) + first)]
         digits: dict[Iterator, Expr] = {}
@@ -551,14 +556,31 @@ class _TransposeWriter:
             case = dict(zip(self.cases, values, strict=True))
             scalar = fold_decided(substitute(self.scope.body, {x: as_index(value) for x, value in case.items()}))
             fixed = {x: Literal(value, I64) for x, value in case.items()}
-            inner += self._tile(scalar, {**at, self.last: at[self.last] + more, **fixed}, f":tile {n}")
+            place = {**at, self.last: at[self.last] + more, **fixed}
+            inner += self._tile(scalar, place, f":tile {n}")
+            if self.few_rows:
+                inner.append(If(digits[band].ge(bands - 1), (self._few(scalar, place, bands * self.side),)))
         body.append(For(step, start, stop, Literal(1, I64), tuple(inner)))
         return Kernel("turned", (*self.memory.values(), self.out, first), tuple(body)), prod(counts.values())
+
+    @property
+    def few_rows(self) -> int:
+        """Rows of the result after the last whole tile that are computed element by element, since they are few."""
+        number, banded = self.along.extent % self.side, self.bands[0] == self.along and not self.streamed
+        return number if banded and number <= self.side // 4 and self.along.extent > self.side else 0
+
+    def _few(self, body: Scalar, at: Mapping[Iterator, Expr], first: int) -> Statement:
+        """Return the loops over the rows of the result from *first* on, in the columns of a tile."""
+        i, j = Var(":i", I64), Var(":j", I64)
+        here = {**at, self.last: at[self.last] + i, self.along: add_offset(j + first, self.along.lo)}
+        store = Store(self.out, _result_address(self.scope, here, I64), lower_flat(body, here, self.memory))
+        return counted_loop(j, self.few_rows, counted_loop(i, self.side, store, hint="simd"))
 
     def _begin(self, x: Iterator, number: Expr) -> Expr:
         """Return the begin of step *number* along *x*; the last step ends where *x* does."""
         at = number * self.wide(x)
-        return at if x.extent % self.wide(x) == 0 else minimum(at, x.extent - self.wide(x))
+        exact = x.extent % self.wide(x) == 0 or x.extent < self.wide(x) or (x == self.along and self.few_rows)
+        return at if exact else minimum(at, x.extent - self.wide(x))
 
     def _tile(self, body: Scalar, at: Mapping[Iterator, Expr], name: str) -> Iterable[Statement]:
         """Yield one tile: rows along the source, transposed into the result, and a prefetch of the next one."""
@@ -570,7 +592,8 @@ class _TransposeWriter:
         places = {a: Var(f"{name} place {n}", I64) for n, a in enumerate(dict.fromkeys(accesses(body)))}
         yield from (Declare(place, self._read(a, at)) for a, place in places.items())
         rows = {a: self._row_place(a, place, i, row) for a, place in places.items()}
-        fill = tuple(self._row(body, tile, row, rows, i))
+        number = min(side, self.along.extent)
+        fill = tuple(self._row(body, tile, row, rows, i, side))
         yield LocalArray(tile)
         if self.prefetched and run == self.last and not self.streamed:
             ahead = _result_address(self.scope, {**column, run: column[run] + self.across}, I64)
@@ -579,8 +602,20 @@ class _TransposeWriter:
             there = self._read(self.largest, {**row, run: row[run] + self.wide(run)})
             fill = (Prefetch(self.memory[tensor_name(self.largest.source)], there), *fill)
         # Copied rows stay in registers; rows of several reads take longer than their way through memory.
-        yield counted_loop(i, side, *fill, hint="unroll" if len(places) <= MAX_UNROLLED_ROW_READS else None)
-        yield StoreTransposed(self.out, _result_address(self.scope, at, I64), self.step, tile, side, self.streamed)
+        hint: LoopHint | None = "unroll" if len(places) <= MAX_UNROLLED_ROW_READS else None
+        loop = counted_loop(i, side, *fill, hint=hint)
+        if number < side:  # elements beyond the row are read where there are any, and not stored
+            ends = {a: place + (side - 1) * flat_address(a).coefficient(self.last) for a, place in places.items()}
+            fits = conjunction(
+                *(b.ge(0) for b in places.values()), *(e.lt(prod(a.source.shape) - side + 1) for a, e in ends.items())
+            )
+            assert fits is not None
+            short = counted_loop(i, side, *self._row(body, tile, row, rows, i, number), hint=hint)
+            yield If(fits, (loop,), (short,))
+        else:
+            yield loop
+        to = _result_address(self.scope, at, I64)
+        yield StoreTransposed(self.out, to, self.step, tile, side, self.streamed, number % side)
 
     def _row_place(self, access: Access, first: Expr, i: Var, at: Mapping[Iterator, Expr]) -> Expr:
         """Return the position of *access* in row *i* of a tile, from that in its *first* row if steps are equal."""
@@ -589,31 +624,31 @@ class _TransposeWriter:
         return self._read(access, at) if divided else first + i * place.coefficient(self.last)
 
     def _row(
-        self, body: Scalar, tile: Array, at: Mapping[Iterator, Expr], rows: Mapping[Access, Expr], i: Var
+        self, body: Scalar, tile: Array, at: Mapping[Iterator, Expr], rows: Mapping[Access, Expr], i: Var, number: int
     ) -> Iterable[Statement]:
-        """Yield row *i* of the tile: copied, or computed of reads that begin at *rows*."""
+        """Yield *number* elements of row *i* of the tile: copied, or computed of reads that begin at *rows*."""
         if isinstance(body, Access) and flat_address(body).coefficient(self.along):
-            yield Copy(tile, i * self.side, self.memory[tensor_name(body.source)], rows[body], self.side)
+            yield Copy(tile, i * self.side, self.memory[tensor_name(body.source)], rows[body], number)
             return
         chosen = (part.args[0] for part in walk_scalar(body) if isinstance(part, Apply) and part.op == "where")
         tests = [t for t in dict.fromkeys(chosen) if isinstance(t, Compare) and self.along not in compared_iterators(t)]
         if not tests:
-            yield self._values(body, tile, at, rows, i)
+            yield self._values(body, tile, at, rows, i, number)
             return
         together = tests if len(tests) > MAX_ROW_TESTS else tests[:1]
         condition = conjunction(*(lower_comparison(t, at, I64) for t in together))
         assert condition is not None
-        inside = self._row(fold_decided(assume(body, together)), tile, at, rows, i)
+        inside = self._row(fold_decided(assume(body, together)), tile, at, rows, i, number)
         if len(together) > 1:
-            outside: Iterable[Statement] = (self._values(body, tile, at, rows, i),)
+            outside: Iterable[Statement] = (self._values(body, tile, at, rows, i, number),)
         else:
-            outside = self._row(fold_decided(assume(body, together, False)), tile, at, rows, i)
+            outside = self._row(fold_decided(assume(body, together, False)), tile, at, rows, i, number)
         yield If(condition, tuple(inside), tuple(outside))
 
     def _values(
-        self, body: Scalar, tile: Array, at: Mapping[Iterator, Expr], rows: Mapping[Access, Expr], i: Var
+        self, body: Scalar, tile: Array, at: Mapping[Iterator, Expr], rows: Mapping[Access, Expr], i: Var, number: int
     ) -> Statement:
-        """Return the loop that computes row *i* of the tile of reads that begin at *rows*."""
+        """Return the loop that computes *number* elements of row *i* of the tile of reads that begin at *rows*."""
         j, lane = Var(":j", I64), Iterator(":lane", 0, self.side)
         begins = {a: Iterator(f":row {n}", 0, MAX_ADDRESSES) for n, a in enumerate(rows)}
 
@@ -625,7 +660,7 @@ class _TransposeWriter:
 
         values = {**at, self.along: at[self.along] + j, lane: j, **{begin: rows[a] for a, begin in begins.items()}}
         value = lower_flat(map_accesses(body, read_row), values, self.memory)
-        return counted_loop(j, self.side, Store(tile, i * self.side + j, value), hint="vector")
+        return counted_loop(j, number, Store(tile, i * self.side + j, value), hint="vector")
 
     def _read(self, access: Access, at: Mapping[Iterator, Expr]) -> Expr:
         return lower_index(flat_address(access), at, I64)

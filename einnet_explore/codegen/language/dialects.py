@@ -155,23 +155,28 @@ def transpose_source(side: int, size: int) -> str:
     rows = [let(f"from[{n}]") for n in range(side)]
     done = transpose_rows(rows, lambda a, b, lanes: let(f"SHUFFLE_LANES({a}, {b}, {', '.join(map(str, lanes))})"))
     word, bytes_ = WORD_TYPES[size], side * size
-    every = (f"for (int {x} = 0; {x} < {side}; ++{x})" for x in "ji")
+    every = (f"for (int {x} = 0; {x} < {n}; ++{x})" for x, n in (("j", "rows"), ("i", side)))
     loops = f"    {' '.join(every)} to[j * step + i] = tile[i * {side} + j];"
-    head = f"({word} *to, long long step, const {word} *tile)"
+    head = f"({word} *to, long long step, const {word} *tile, int rows)"
     typed = f"    typedef {word} row __attribute__((vector_size({bytes_}), aligned({size}), may_alias));"
     whole = f"    typedef {word} line __attribute__((vector_size({bytes_}), may_alias));"
     start = "    const row *from = (const row *)tile;"
-    turn = [typed, start, *lines, *(f"    *(row *)(to + {n} * step) = {v};" for n, v in enumerate(done))]
+    turn = [
+        typed,
+        start,
+        *lines,
+        *(f"    if ({n} < rows) *(row *)(to + {n} * step) = {v};" for n, v in enumerate(done)),
+    ]
     stream = [
         typed,
         whole,
         f"    if (((unsigned long long)to | (unsigned long long)(step * {size})) % {bytes_} != 0) {{",
-        f"        turn_{side}_{size}(to, step, tile);",
+        f"        turn_{side}_{size}(to, step, tile, rows);",
         "        return;",
         "    }",
         start,
         *lines,
-        *(f"    STREAM_{bytes_}((line *)(to + {n} * step), (line){v});" for n, v in enumerate(done)),
+        *(f"    if ({n} < rows) STREAM_{bytes_}((line *)(to + {n} * step), (line){v});" for n, v in enumerate(done)),
     ]
     out: list[str] = []
     for name, body in (("turn", turn), ("stream", stream)):
@@ -731,4 +736,4 @@ class MemoryPrinter(ExpressionPrinter):
         self.helpers.setdefault(f"turn_{s.side}_{size}", transpose_source(s.side, size))
         word = WORD_TYPES[size]
         to, tile = self.place(s.target, s.write), self.names.of(s.tile.name)
-        return f"{name}(({word} *)({to}), {s.stride}, (const {word} *){tile});"
+        return f"{name}(({word} *)({to}), {s.stride}, (const {word} *){tile}, {s.rows or s.side});"

@@ -298,7 +298,7 @@ def transpose_loops(s: StoreTransposed) -> For:
     value: Expr = Load(s.tile, i * s.side + j)
     place = s.write + cast(s.write.type, j * s.stride + i)
     inner = counted_loop(i, s.side, Store(s.target, place, value), hint="unroll")
-    return counted_loop(j, s.side, inner, hint="unroll")
+    return counted_loop(j, s.rows or s.side, inner, hint="unroll")
 
 
 _JOINS = {"+": "+", "*": "*", "maximum": "max", "minimum": "min"}
