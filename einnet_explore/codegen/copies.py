@@ -54,6 +54,8 @@ from einnet_explore.codegen.language.statements import (
     Store,
     StoreTransposed,
     counted_loop,
+    operands_of,
+    replace_expressions,
 )
 from einnet_explore.codegen.language.values import (
     F32,
@@ -63,6 +65,8 @@ from einnet_explore.codegen.language.values import (
     Expr,
     LaunchIndex,
     Literal,
+    Load,
+    Select,
     Type,
     Var,
     binary_operation,
@@ -742,7 +746,9 @@ class _RegionWriter:
         if depth == len(self.cuts):
             values = product(*(range(x.lo, x.hi) for x in self.turned))
             each = (dict(zip(self.turned, map(as_index, v), strict=True)) for v in values)
-            return [self._store(fold_decided(substitute(body, to)), at, {**where, **to}) for to in each]
+            return self._share_loads(
+                [self._store(fold_decided(substitute(body, to)), at, {**where, **to}) for to in each]
+            )
         body = fold_decided(body)
         here, out = self.cuts[depth], list[Statement]()
         for lo, hi in here.ranges:
@@ -839,9 +845,35 @@ class _RegionWriter:
             if step:
                 yield Prefetch(self.read[tensor_name(access.source)], lower_index(place + step, at, I64))
 
-    def _store(self, body: Scalar, at: Mapping[Iterator, Expr], where: Mapping[Iterator, Index]) -> Statement:
+    def _share_loads(self, stores: Sequence[Store]) -> list[Statement]:
+        """Return *stores* after the loads that they have in common: compilers repeat loads between stores."""
+        often: dict[Load, int] = {}
+        for s in stores:
+            for load in dict.fromkeys(_certain_loads(s.value)):
+                often[load] = often.get(load, 0) + 1
+        shared = {load: Var(f":shared {next(self.rows)}", F32) for load, n in often.items() if n > 1}
+
+        def variable(e: Expr) -> Expr | None:
+            return shared.get(e) if isinstance(e, Load) else None
+
+        loads = (Declare(var, load) for load, var in shared.items())
+        return [*loads, *(replace(s, value=replace_expressions(s.value, variable)) for s in stores)]
+
+    def _store(self, body: Scalar, at: Mapping[Iterator, Expr], where: Mapping[Iterator, Index]) -> Store:
         index = tuple(where[x] - x.lo for x in self.scope.traversals)
         return Store(self.result, element_address(self.scope.shape, index, at), lower_flat(body, at, self.read))
+
+
+def _certain_loads(value: Expr) -> Iterable[Load]:
+    """Yield the loads that *value* needs whatever its conditions are."""
+    match value:
+        case Load():
+            yield value
+        case Select():
+            return
+        case _:
+            for part in operands_of(value):
+                yield from _certain_loads(part)
 
 
 def _with_addresses(body: Scalar) -> Scalar:

@@ -69,6 +69,9 @@ BLOCK_LANES = 64
 ROWS_TOGETHER = 4
 """Rows that are added between a load and a store of their sums."""
 
+MIN_SINGLE_ROW_SUM = 32
+"""Elements of a row in memory that are worth a sum in vectors if rows are summed one by one."""
+
 CHUNK_ELEMENTS = 4096
 """Elements that are summed in single precision, at most."""
 
@@ -78,7 +81,8 @@ def sum_along_memory(flat: FusedLayout, lanes: int) -> FusedLayout:
 
     If a point is nothing but reductions in float32, vectors of at most *lanes* are added for several points together.
     """
-    return _with_joined_points(_with_sum_innermost(flat), lanes)
+    joined = _with_joined_points(_with_sum_innermost(flat, MIN_ROW_SUM), lanes)
+    return joined if joined.joined else _with_sum_innermost(flat, MIN_SINGLE_ROW_SUM)
 
 
 def sweep_rows(flat: FusedLayout, threads: int) -> FusedLayout:
@@ -101,19 +105,20 @@ def _with_joined_points(flat: FusedLayout, lanes: int) -> FusedLayout:
     number, length = flat.extents[flat.grid[-1]], flat.extents[sums[-1]]
     if prod(flat.extents[x] for x in sums) > CHUNK_ELEMENTS:
         return flat
-    sides = [side for side in TILE_SIDES if side <= min(lanes, number, length)]
+    most = lanes // max(len(nest.steps) for nest in nests)  # all vectors stay in registers
+    sides = [side for side in TILE_SIDES if side <= min(most, number, length)]
     whole = [side for side in sides if length % side == 0]
     return replace(flat, joined=max(whole or sides, default=0))
 
 
-def _with_sum_innermost(flat: FusedLayout) -> FusedLayout:
+def _with_sum_innermost(flat: FusedLayout, least: int) -> FusedLayout:
     x, inputs = flat.lanes, {t.name for t in flat.fused.inputs}
     for nest in (nest for stage in flat.fused.stages for nest in stage.nests if x is not None):
         for access in (a for step in nest.steps for a in accesses(step.body) if read_name(a) in inputs):
             steps = zip(access.index, flat.strides[read_name(access)], strict=True)
             along = next((i.single for i, step in steps if step == 1), None)
             apart = any(x in i.iterators for i in access.index if i.single != along)
-            if along in nest.summations and apart and flat.extents[along] >= MIN_ROW_SUM:
+            if along in nest.summations and apart and flat.extents[along] >= least:
                 return replace(flat, order=(*(y for y in flat.order if y != along), along))
     return flat
 
