@@ -87,11 +87,10 @@ def sum_along_memory(flat: FusedLayout, lanes: int) -> FusedLayout:
 
 def sweep_rows(flat: FusedLayout, threads: int) -> FusedLayout:
     """Return *flat* with short rows of points that one block computes one after the other."""
-    *outer, rows, lanes = (None, None, None, *flat.grid)
-    left = prod(flat.extents[x] for x in outer if x is not None)
-    if rows is None or lanes != flat.lanes or flat.extents[lanes] > ROW_POINTS:
+    if len(flat.grid) < 2 or flat.grid[-1] != flat.lanes or flat.extents[flat.grid[-1]] > ROW_POINTS:
         return flat
-    return replace(flat, swept=rows) if threads == 1 or left >= MIN_BLOCKS_PER_THREAD * threads else flat
+    left = prod(flat.extents[x] for x in flat.grid[:-2])
+    return replace(flat, swept=flat.grid[-2]) if threads == 1 or left >= MIN_BLOCKS_PER_THREAD * threads else flat
 
 
 def _with_joined_points(flat: FusedLayout, lanes: int) -> FusedLayout:
@@ -384,10 +383,10 @@ def cpu_kernel(flat: FusedLayout, kind: Type, row_points: int = ROW_POINTS) -> K
 
 def cpu_blocks(flat: FusedLayout, row_points: int = ROW_POINTS) -> int:
     """Return the number of blocks of the kernel of *flat*."""
-    each = {flat.swept: 1}
+    blocks = {x: flat.extents[x] for x in flat.grid if x != flat.swept}
     if flat.together is not None:
-        each[flat.together] = -(-flat.extents[flat.together] // (flat.joined or row_points))
-    return prod(each.get(x, flat.extents[x]) for x in flat.grid)
+        blocks[flat.together] = -(-blocks[flat.together] // (flat.joined or row_points))
+    return prod(blocks.values())
 
 
 @dataclass(frozen=True)
