@@ -60,6 +60,8 @@ CASES = {
     "transpose back": "tensor A[6, 7, 32]\nY[c:32, h:6, w:7] = A[h, w, c]",
     "transpose past a dimension": "tensor A[8, 3, 24]\nY[w:24, g:3, c:8] = A[c, 2-g, w]",
     "small tiles of a wide row": "tensor A[12, 3, 64] pad [1, 0, 0]\nY[c:64, h:12] = A[h, 0, c] + A[h-1, 2, c]",
+    "transpose of six columns": "tensor A[3, 30, 6]\nY[b:3, j:6, i:30] = A[b, i, j]",
+    "transpose of 49 columns": "tensor A[40, 49]\nY[j:49, i:40] = relu(A[i, j])",
     "padded transpose": "tensor A[16, 6, 32] pad [0, 1, 0]\nY[h:8, w:32, c:16] = A[c, h-1, w]",
     "odd transpose": "tensor A[6, 14]\nY[w:14, c:6] = A[c, w] * 2",
     "offset-reduce to NCHW": """
@@ -85,6 +87,11 @@ CASES = {
     "max over channels": "tensor A[20, 6, 32]\nY[h:6, w:32] = max[c:20] A[c, h, w]",
     "max over many channels": "tensor A[200, 6, 32]\nY[h:6, w:32] = max[c:200] A[c, h, w]",
     "mean of rows": "tensor A[24, 7, 32]\nY[c:24] = sum[h:7, w:32] A[c, h, w] / 224",
+    "sums of columns": "tensor A[150, 100]\nY[j:100] = sum[i:150] A[i, j]",
+    "sums of short rows": "tensor A[2, 37, 13]\nY[b:2, i:37] = sum[k:13] A[b, i, k] * A[b, i, 0]",
+    "sums and maxima of rows": """
+        tensor A[20, 3, 24]
+        Y[i:20] = {[i:20] sum[j:3, k:24] A[i, j, k]}[i] / 3 + {[i:20] max[j:3, k:24] A[i, j, k]}[i]""",
     "epilogue": """
         tensor A[70, 24]
         tensor B[24, 40]

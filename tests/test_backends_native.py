@@ -383,3 +383,14 @@ def test_a_normalisation_alone_is_a_subprogram() -> None:
         model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
         (found,) = split_model(load_model(model))
         assert fuse_vertically(found.program, (REDUCTION_GENERATION,)) is not None
+
+
+@needs_cc
+@pytest.mark.parametrize("divisor", [3, 49, -6, 0.7, 2**0.5])
+def test_quotients_by_constants_are_rounded_like_divisions(divisor: float) -> None:
+    x = np.arange(-600, 600, dtype=np.float32) * np.float32(divisor)
+    x = aligned(np.r_[x, np.float32([np.inf, -np.inf, np.nan, -0.0, 2e38, 1e-30])])
+    scope, found = scope_of(f"tensor A[{x.size}]\nY[i:{x.size}] = A[i] / {divisor}"), aligned_empty(x.shape)
+    assert "quotient(" in NativeSource(scope).text
+    NativeCall(NativeSource(scope)).bind({"A": x}, found)()
+    np.testing.assert_array_equal(found, x / np.float32(divisor))
