@@ -290,9 +290,12 @@ class LaneWriter(LoopWriter):
 
             var, whole = self.var(sums[-1].name), self.var("whole")
             yield from lanes.loop(self, f, here, clear_parts)
-            yield Declare(whole, stop - (stop - chunk) % ROWS_TOGETHER)
-            yield rows(chunk, whole, ROWS_TOGETHER)
-            yield rows(whole, stop, 1)
+            if isinstance(number, Literal):
+                yield rows(chunk, stop, 1)
+            else:
+                yield Declare(whole, stop - (stop - chunk) % ROWS_TOGETHER)
+                yield rows(chunk, whole, ROWS_TOGETHER)
+                yield rows(whole, stop, 1)
             yield from lanes.loop(self, f, here, add_parts)
 
         chunk, stop, blocks, first = self.var("chunk"), self.var("stop"), self.var("blocks"), self.var("first")
