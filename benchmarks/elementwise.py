@@ -1,4 +1,4 @@
-"""Compare C element-wise kernels with TVM, NumPy and streaming: ``python -m benchmarks.elementwise``.
+"""Compare C element-wise kernels with NumPy and streaming: ``python -m benchmarks.elementwise``.
 
 All run in turn; a figure is the median over the rounds of the time relative to the C kernel (above 1: C is faster).
 *stream* is the time of the triad on the same number of bytes, divided by the time of the kernel: 1 is the memory
@@ -18,8 +18,8 @@ from einnet_explore.codegen.language.values import F16, F32
 from einnet_explore.ir import Const, Iterator, Scope, Tensor, add, mul, tensors
 from einnet_explore.runtime import c_kernels
 from einnet_explore.runtime.arrays import aligned, aligned_empty
+from einnet_explore.runtime.implementations import loop_nests
 from einnet_explore.runtime.measurement import settle_seconds, time_calls, times_faster
-from einnet_explore.runtime.tvm_cpu import compile_scope
 from einnet_explore.syntax import parse
 
 LENGTHS = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
@@ -42,8 +42,8 @@ def triad(count: int, threads: int) -> Callable[[], object]:
     """Return the call a = b + 2·c on *count* numbers in total."""
     i = Iterator("i", 0, max(1, count // 3))
     b, c = (Tensor(name, (i.extent,))[(i,)] for name in "bc")
-    made = compile_scope(Scope((i,), (), add(b, mul(Const(2), c))), threads=threads)
-    return made.bind([aligned(np.ones(i.extent, np.float32)) for _ in range(2)], aligned_empty((i.extent,)))
+    made = loop_nests(Scope((i,), (), add(b, mul(Const(2), c))), threads)
+    return made.bind({name: aligned(np.ones(i.extent, np.float32)) for name in "bc"}, aligned_empty((i.extent,)))
 
 
 def in_c(made: Functor, arrays: Sequence[np.ndarray], threads: int) -> Callable[[], object]:
@@ -53,27 +53,25 @@ def in_c(made: Functor, arrays: Sequence[np.ndarray], threads: int) -> Callable[
     return loaded.bind(*arrays, n, -(-n // threads), grid=(threads, 1, 1), threads=threads)  # type: ignore[no-any-return]
 
 
-def measured(name: str, n: int, threads: int, seconds: float) -> tuple[float, float, float]:
-    """Return the times of TVM, NumPy and the triad, each divided by the time of the C kernel."""
+def measured(name: str, n: int, threads: int, seconds: float) -> tuple[float, float]:
+    """Return the times of NumPy and the triad, each divided by the time of the C kernel."""
     text = CASES[name].format(n=n)
     used = [t for t in "AB" if f"{t}[" in text]
     scope = parse("\n".join([*(f"tensor {t}[{n}]" for t in used), text])).equations[0].scope
     held = [aligned(np.random.default_rng(k).normal(size=n).astype(np.float32)) for k in range(len(used))]
-    out, other, third = (aligned_empty((n,)) for _ in range(3))
+    out, third = (aligned_empty((n,)) for _ in range(2))
     order = {t.name: a for t, a in zip(tensors(scope), held, strict=True)}
     made = build_functor(scope, name)
     calls: dict[str, Callable[[], object]] = {
         "c": in_c(made, [out, *(order[o] for o, _ in made.operands)], threads),
-        "tvm": compile_scope(scope, threads=threads).bind(list(order.values()), other),
         "numpy": lambda: NUMPY[name](third, *held),
         "triad": triad(n * (1 + len(used)), threads),
     }
     for call in calls.values():
         call()
-    np.testing.assert_allclose(out, other, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(out, third, rtol=1e-4, atol=1e-6)
     times = time_calls(calls, min_seconds=seconds, settle=settle_seconds(threads))
-    return tuple(times_faster(times[k], times["c"]) for k in ("tvm", "numpy", "triad"))  # type: ignore[return-value]
+    return tuple(times_faster(times[k], times["c"]) for k in ("numpy", "triad"))  # type: ignore[return-value]
 
 
 def cast(n: int, threads: int, seconds: float) -> float:
@@ -94,12 +92,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.2, help="seconds of measurement for each case")
     given = parser.parse_args(argv)
-    print(f"{'':18}{'elements':>12}{'TVM':>8}{'NumPy':>8}{'stream':>8}")
+    print(f"{'':18}{'elements':>12}{'NumPy':>8}{'stream':>8}")
     for n in LENGTHS:
         for name in CASES:
-            tvm, numpy, stream = measured(name, n, given.threads, given.seconds)
-            print(f"{name:18}{n:12,}{tvm:8.2f}{numpy:8.2f}{stream:8.2f}", flush=True)
-        print(f"{'float32 to half':18}{n:12,}{'':8}{cast(n, given.threads, given.seconds):8.2f}", flush=True)
+            numpy, stream = measured(name, n, given.threads, given.seconds)
+            print(f"{name:18}{n:12,}{numpy:8.2f}{stream:8.2f}", flush=True)
+        print(f"{'float32 to half':18}{n:12,}{cast(n, given.threads, given.seconds):8.2f}", flush=True)
 
 
 if __name__ == "__main__":

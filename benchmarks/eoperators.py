@@ -1,9 +1,9 @@
 """Compare eOperators with streaming: the fraction of memory bandwidth that generated kernels reach.
 
-``python -m benchmarks.eoperators [--threads N] [--seconds S] [--case WORD]``.  *tvm* and *c* are the times of
-the kernels of the two generators, divided by the time of the triad a = b + 2·c on the same number of bytes and
-threads: the median over rounds that run all of them in turn.  *stream* is the fraction of streaming bandwidth of the
-faster kernel; below 80 % on a megabyte or more it is marked.  A dilated G2BMM is compared with NumPy's strided product.
+``python -m benchmarks.eoperators [--threads N] [--seconds S] [--case WORD]``.  *c* is the time of
+the kernel, divided by the time of the triad a = b + 2·c on the same number of bytes and threads: the median over rounds
+that run all of them in turn.  *stream* is the fraction of streaming bandwidth of the kernel; below 80 % on a megabyte
+or more it is marked.  A dilated G2BMM is compared with NumPy's strided product.
 """
 
 from __future__ import annotations
@@ -21,12 +21,9 @@ from einnet_explore.ir import Const, Iterator, Program, Scope, Tensor, accesses,
 from einnet_explore.operators import expressions as ops
 from einnet_explore.rules import ROW_GENERATION, VARIABLE_SUBSTITUTION, Derivation
 from einnet_explore.runtime.arrays import aligned, aligned_empty
-from einnet_explore.runtime.c_kernels import NativeSource
-from einnet_explore.runtime.implementations import NativeCall
+from einnet_explore.runtime.implementations import loop_nests
 from einnet_explore.runtime.measurement import time_calls, times_faster
 from einnet_explore.runtime.program import compile_program, set_blas_threads
-from einnet_explore.runtime.tvm_cpu import compile_scope
-from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
 
 CASES = {
@@ -128,8 +125,8 @@ def triad(elements: int, threads: int) -> Callable[[], None]:
     rows = max(1, elements // (3 * lane))
     i, j = Iterator("i", 0, rows), Iterator("j", 0, lane)
     b, c = (Tensor(name, (rows, lane))[i, j] for name in "bc")
-    kernel = compile_scope(Scope((i, j), (), add(b, mul(Const(2), c))), threads=threads)
-    return kernel.bind([aligned(np.ones((rows, lane))) for _ in range(2)], aligned_empty((rows, lane)))
+    kernel = loop_nests(Scope((i, j), (), add(b, mul(Const(2), c))), threads)
+    return kernel.bind({name: aligned(np.ones((rows, lane))) for name in "bc"}, aligned_empty((rows, lane)))
 
 
 def main(argv: Sequence[str] = ()) -> None:
@@ -139,35 +136,28 @@ def main(argv: Sequence[str] = ()) -> None:
     parser.add_argument("--seconds", type=float, default=0.2, help="seconds of measurement for each case")
     parser.add_argument("--case", default="", help="only cases whose name contains this")
     arguments = parser.parse_args(argv)
-    heads = f"{'eOperator':32} {'template':9} {'KB':>7} {'µs':>9} {'tvm':>6} {'c':>6} {'numpy':>6} {'stream':>7}"
+    heads = f"{'eOperator':32} {'KB':>7} {'µs':>9} {'c':>6} {'numpy':>6} {'stream':>7}"
     print(f"{heads}   threads: {arguments.threads}")
     rng = np.random.default_rng(0)
     for name, text in CASES.items():
         if arguments.case not in name:
             continue
         scope = parse(text).equations[-1].scope
-        kernel = compile_scope(scope, threads=arguments.threads)
-        arrays = [aligned(rng.standard_normal(t.shape)) for t in tensors(scope)]
-        elements = prod(scope.shape) + sum(a.size for a in arrays)
+        arrays = {t.name: aligned(rng.standard_normal(t.shape)) for t in tensors(scope)}
+        elements = prod(scope.shape) + sum(a.size for a in arrays.values())
         calls: dict[str, Callable[[], object]] = {
-            "tvm": kernel.bind(arrays, aligned_empty(scope.shape)),
+            "c": loop_nests(scope, arguments.threads).bind(arrays, aligned_empty(scope.shape)),
             "triad": triad(elements, arguments.threads),
         }
-        held = dict(zip(kernel.source.inputs, arrays, strict=True))
-        try:
-            calls["c"] = NativeCall(NativeSource(scope, arguments.threads)).bind(held, aligned_empty(scope.shape))
-        except BackendError:
-            print(f"{name}: no kernel in C")
         if name in NUMPY and arguments.threads == 1:
-            calls["numpy"] = NUMPY[name](*arrays)
+            calls["numpy"] = NUMPY[name](*arrays.values())
         found = time_calls(calls, rounds=15, min_seconds=arguments.seconds / 2)
         ratios = {n: 1 / times_faster(found["triad"], t) for n, t in found.items() if n != "triad"}
-        best = min((n for n in ratios if n != "numpy"), key=lambda n: ratios[n])
-        shown = "".join(f" {ratios[n]:6.2f}" if n in ratios else f" {'-':>6}" for n in ("tvm", "c", "numpy"))
-        short = " below 80 %" if elements * 4 >= 1 << 20 and ratios[best] > 1.25 else ""
+        shown = "".join(f" {ratios[n]:6.2f}" if n in ratios else f" {'-':>6}" for n in ("c", "numpy"))
+        short = " below 80 %" if elements * 4 >= 1 << 20 and ratios["c"] > 1.25 else ""
         print(
-            f"{name:32} {kernel.source.template:9} {elements * 4 / 1e3:7.0f} {found[best].median * 1e6:9.1f}{shown}"
-            f" {100 / ratios[best]:5.0f} %{short}",
+            f"{name:32} {elements * 4 / 1e3:7.0f} {found['c'].median * 1e6:9.1f}{shown}"
+            f" {100 / ratios['c']:5.0f} %{short}",
             flush=True,
         )
     if arguments.case in "dilated G2BMM":

@@ -1,9 +1,8 @@
 """Compare fused reductions with NumPy, with torch, and with one generated kernel per operation.
 
 ``python -m benchmarks.fusion [--threads N] [--seconds S] [--case WORD] [--processor]``.  All run in turn; ``torch`` is
-omitted if it is not installed.  *plan* is the faster of the two generators of a plan: the program as one expression,
-by TVM's schedule or by C with constant sizes.  ``compile`` is the processor time of compiling a kernel for the first
-time.
+omitted if it is not installed.  *plan* is the program as one expression, in C with constant sizes, as a plan runs it.
+``compile`` is the processor time of compiling a kernel for the first time.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from einnet_explore.runtime.fused import FusedProgram, bind_unfused
 from einnet_explore.runtime.implementations import NativeCall
 from einnet_explore.runtime.measurement import Timing, time_calls, times_faster
 from einnet_explore.runtime.program import set_blas_threads
-from einnet_explore.runtime.tvm_cpu import compile_scope
 from einnet_explore.strategies.vertical_fusion import fuse_vertically
 
 Arrays = Mapping[str, Any]
@@ -142,18 +140,14 @@ def processor_times(calls: Mapping[str, Callable[[], object]], rounds: int = 9) 
     return {name: Timing(median(own), 0.0, len(own), tuple(own)) for name, own in samples.items()}
 
 
-def generators(program: Program, arrays: Arrays, threads: int) -> dict[str, Callable[[], object]]:
-    """Return *program* as one expression, compiled by each generator of a plan's kernels."""
+def plan_kernel(program: Program, arrays: Arrays, threads: int) -> Callable[[], object]:
+    """Return *program* as one expression, compiled as a plan's kernel."""
     derived = fuse_vertically(program, (REDUCTION_GENERATION,))
     assert derived is not None
     scope = derived.end.equations[0].scope
     placed = {name: aligned(a) for name, a in arrays.items()}
-    tvm = compile_scope(scope, threads=threads)
     ours = NativeCall(NativeSource(scope, threads))
-    return {
-        "tvm": tvm.bind([placed[name] for name in tvm.source.inputs], aligned_empty(scope.shape)),
-        "c": ours.bind(placed, aligned_empty(scope.shape)),
-    }
+    return ours.bind(placed, aligned_empty(scope.shape))
 
 
 def python_seconds() -> dict[str, float]:
@@ -162,7 +156,7 @@ def python_seconds() -> dict[str, float]:
     kernel = FusedProgram(program)
     arrays = {t.name: aligned(np.ones(t.shape, np.float32)) for t in program.inputs}
     bound = kernel.bind(arrays, kernel(arrays))
-    calls = {"bound": bound, "unbound": lambda: kernel(arrays), "in a plan": generators(program, arrays, 1)["c"]}
+    calls = {"bound": bound, "unbound": lambda: kernel(arrays), "in a plan": plan_kernel(program, arrays, 1)}
     return {name: timing.low for name, timing in time_calls(calls, rounds=15, min_seconds=0.05).items()}
 
 
@@ -197,7 +191,7 @@ def main(argv: Sequence[str] = ()) -> None:
         outs = kernel(arrays)
         calls: dict[str, Callable[[], object]] = {
             "fused": kernel.bind(arrays, outs),
-            **generators(case.program, arrays, arguments.threads),
+            "plan": plan_kernel(case.program, arrays, arguments.threads),
             "apart": bind_unfused(case.program, arrays, {"Y": np.empty_like(outs["Y"])}, arguments.threads),
             "numpy": lambda case=case, arrays=arrays: case.numpy(arrays),  # type: ignore[misc]
         }
@@ -206,12 +200,11 @@ def main(argv: Sequence[str] = ()) -> None:
             calls["torch"] = lambda case=case, held=held: case.torch(torch, held)  # type: ignore[misc]
         found = processor_times(calls) if arguments.processor else time_calls(calls, 9, arguments.seconds)
         error = np.abs(outs["Y"] - case.numpy(arrays)).max()
-        best = min((name for name in ("c", "tvm") if name in found), key=lambda name: found[name].low)
         ratios = "".join(
-            f"{times_faster(found[name], found[best]):12.2f}" if name in found else f"{'-':>12}"
+            f"{times_faster(found[name], found['plan']):12.2f}" if name in found else f"{'-':>12}"
             for name in ("fused", "apart", "numpy", "torch")
         )
-        plan = f"{best} {found[best].median * 1e6:.1f}"
+        plan = f"{found['plan'].median * 1e6:.1f}"
         print(f"{case.name:28}{plan:>14}{ratios}{error:12.1e}{seconds * 1e3:12.0f}")
 
 

@@ -153,7 +153,7 @@ class Thread:
                     self.put(sums, c + n, total)
             case StoreTransposed(target, write, stride, tile, side):
                 to = self.value(write)
-                for i, j in itertools.product(range(side), repeat=2):
+                for i, j in itertools.product(range(side), range(s.rows or side)):
                     self.put(target, to + j * stride + i, self.get(tile, i * side + j))
             case Prefetch(_, index):
                 self.value(index)

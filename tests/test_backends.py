@@ -8,18 +8,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from einnet_explore.codegen.preparation import prepare
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program, Scope, program, tensors
 from einnet_explore.runtime import compiled
-from einnet_explore.runtime.arrays import aligned_empty
+from einnet_explore.runtime.arrays import aligned, aligned_empty
+from einnet_explore.runtime.c_kernels import NativeSource
+from einnet_explore.runtime.implementations import KernelCall, NativeCall
 from einnet_explore.runtime.program import compile_program
-from einnet_explore.runtime.tvm_cpu import load_tvm_kernel, tvm_source
+from einnet_explore.runtime.tvm_cpu import TvmSource, compile_scope
 from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
 from tests.strategies import inputs_for, programs, scopes_
+
+needs_cc = pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
 
 
 def scope_of(text: str) -> Scope:
@@ -31,10 +34,11 @@ def arrays_of(scope: Scope, seed: int = 0) -> dict[str, np.ndarray]:
     return {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in tensors(scope)}
 
 
-def check(scope: Scope, rank: int = 0, threads: int = 1) -> None:
-    arrays = arrays_of(scope)
-    kernel = load_tvm_kernel(tvm_source(scope, threads=threads, rank=rank))
-    result = kernel(*(arrays[name] for name in kernel.source.inputs))
+def check(scope: Scope, threads: int = 1, in_c: bool = True) -> None:
+    """Compare the loop nests of *scope*, in C or by TVM, with evaluation."""
+    arrays = {name: aligned(array) for name, array in arrays_of(scope).items()}
+    result = aligned_empty(scope.shape)
+    (NativeCall(NativeSource(scope, threads)) if in_c else KernelCall(scope, threads)).bind(arrays, result)()
     expected = evaluate(scope, arrays, np.float64)
     np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-5 * max(1.0, np.abs(expected).max()))
 
@@ -56,6 +60,8 @@ CASES = {
     "transpose back": "tensor A[6, 7, 32]\nY[c:32, h:6, w:7] = A[h, w, c]",
     "transpose past a dimension": "tensor A[8, 3, 24]\nY[w:24, g:3, c:8] = A[c, 2-g, w]",
     "small tiles of a wide row": "tensor A[12, 3, 64] pad [1, 0, 0]\nY[c:64, h:12] = A[h, 0, c] + A[h-1, 2, c]",
+    "transpose of six columns": "tensor A[3, 30, 6]\nY[b:3, j:6, i:30] = A[b, i, j]",
+    "transpose of 49 columns": "tensor A[40, 49]\nY[j:49, i:40] = relu(A[i, j])",
     "padded transpose": "tensor A[16, 6, 32] pad [0, 1, 0]\nY[h:8, w:32, c:16] = A[c, h-1, w]",
     "odd transpose": "tensor A[6, 14]\nY[w:14, c:6] = A[c, w] * 2",
     "offset-reduce to NCHW": """
@@ -81,6 +87,11 @@ CASES = {
     "max over channels": "tensor A[20, 6, 32]\nY[h:6, w:32] = max[c:20] A[c, h, w]",
     "max over many channels": "tensor A[200, 6, 32]\nY[h:6, w:32] = max[c:200] A[c, h, w]",
     "mean of rows": "tensor A[24, 7, 32]\nY[c:24] = sum[h:7, w:32] A[c, h, w] / 224",
+    "sums of columns": "tensor A[150, 100]\nY[j:100] = sum[i:150] A[i, j]",
+    "sums of short rows": "tensor A[2, 37, 13]\nY[b:2, i:37] = sum[k:13] A[b, i, k] * A[b, i, 0]",
+    "sums and maxima of rows": """
+        tensor A[20, 3, 24]
+        Y[i:20] = {[i:20] sum[j:3, k:24] A[i, j, k]}[i] / 3 + {[i:20] max[j:3, k:24] A[i, j, k]}[i]""",
     "epilogue": """
         tensor A[70, 24]
         tensor B[24, 40]
@@ -95,63 +106,38 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("rank", [0, 1, 2])
-def test_kernels_of_every_template_are_correct(name: str, rank: int) -> None:
-    check(scope_of(CASES[name]), rank)
+@pytest.mark.parametrize("in_c", [pytest.param(True, marks=needs_cc), False], ids=["C", "TVM"])
+def test_kernels_are_correct(name: str, in_c: bool) -> None:
+    check(scope_of(CASES[name]), in_c=in_c)
 
 
-def test_every_template_occurs() -> None:
-    used = {tvm_source(scope_of(text)).template for text in CASES.values()}
-    assert used >= {"rows", "tile", "turn", "outer", "inner", "nest"}  # on some CPUs "blocked" too
+SHARED = [
+    "tensor A[40, 64, 64]\nY[h:64, w:64, c:40] = A[c, h, w] * 2 + 1",
+    "tensor A[64, 2, 32, 60]\nY[c:64, h:32, w:120] = A[c, w % 2, h, w // 2]",
+    "tensor A[1100, 256]\nY[m:1100] = sum[k:256] A[m, k]",
+    "tensor A[256, 10, 128]\nY[m:10, n:128] = max[k:256] A[k, m, n]",
+    "tensor A[180001]\nY[i:180001] = A[i] * 2",
+    "tensor A[180000]\nY[i:180000] = relu(A[i]) + 1",
+    "tensor A[60, 52, 61] pad [0, 1, 1]\nY[c:60, h:52, w:61] = sum[r:3] A[c, h+r-1, w+r-1]",
+]
 
 
-def test_the_first_schedule_of_every_case_compiles() -> None:
-    for text in CASES.values():
-        for threads in (1, 2):
-            source = tvm_source(scope_of(text), threads=threads)
-            assert compiled.build_tvm(source.function, source.key, threads)
+@pytest.mark.parametrize("text", SHARED)
+@pytest.mark.parametrize("in_c", [pytest.param(True, marks=needs_cc), False], ids=["C", "TVM"])
+def test_two_threads_compute_the_same(text: str, in_c: bool) -> None:
+    scope = scope_of(text)
+    check(scope, 2, in_c)
+    source = NativeSource if in_c else TvmSource
+    assert source(scope, 2).shared and not source(scope).shared
 
 
-def test_few_threads_do_not_share_interleaved_phases() -> None:
-    phases = scope_of("tensor A[64, 2, 32, 60]\nY[c:64, h:32, w:120] = A[c, w % 2, h, w // 2]")
-    assert "T.parallel(" not in tvm_source(phases, threads=4).text
-    assert "T.parallel(" in tvm_source(phases, threads=5).text
-    check(phases, threads=5)
-
-
-def test_transposed_tiles_stay_in_registers() -> None:
-    assert ": T.let[T.float32x16] = T.Shuffle(" in tvm_source(scope_of(CASES["transpose"])).text
-    assert "sblock_alloc_buffer" not in tvm_source(scope_of(CASES["transpose past a dimension"])).text
-    assert "T.vectorized(16)" in tvm_source(scope_of(CASES["small tiles of a wide row"])).text
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "tensor A[40, 64, 64]\nY[h:64, w:64, c:40] = A[c, h, w] * 2 + 1",
-        "tensor A[48, 64, 64]\nY[h:64, w:64, c:48] = A[c, h, w] * 2 + 1",
-        "tensor A[1100, 256]\nY[m:1100] = sum[k:256] A[m, k]",
-        "tensor A[256, 10, 128]\nY[m:10, n:128] = max[k:256] A[k, m, n]",
-        "tensor A[180001]\nY[i:180001] = A[i] * 2",
-        "tensor A[180000]\nY[i:180000] = relu(A[i]) + 1",
-        "tensor A[60, 52, 61] pad [0, 1, 1]\nY[c:60, h:52, w:61] = sum[r:3] A[c, h+r-1, w+r-1]",
-    ],
-)
-def test_two_threads_compute_the_same(text: str) -> None:
-    check(scope_of(text), threads=2)
-    assert "T.parallel(" in tvm_source(scope_of(text), threads=2).text
-    assert "T.parallel(" not in tvm_source(scope_of(text)).text
-
-
-@given(scopes_(), st.integers(0, 2))
-@settings(max_examples=25)  # each compiles a kernel
-def test_integer_kernels_are_exact(scope: Scope, rank: int) -> None:
-    inputs = inputs_for(scope)
-    kernel = load_tvm_kernel(tvm_source(scope, "int64", rank=rank))
+@given(scopes_())
+@settings(max_examples=15)  # each compiles a kernel
+def test_kernels_by_tvm_are_exact(scope: Scope) -> None:
+    inputs = {name: array.astype(np.float32) for name, array in inputs_for(scope).items()}
+    kernel = compile_scope(scope)
     expected = evaluate(scope, inputs, np.float64)
-    result = kernel(*(inputs[name] for name in kernel.source.inputs))
-    finite = np.isfinite(expected)
-    np.testing.assert_array_equal(result[finite], expected[finite])
+    np.testing.assert_allclose(kernel(*(inputs[name] for name in kernel.source.inputs)), expected, rtol=1e-5)
 
 
 @given(programs())
@@ -168,8 +154,7 @@ def test_programs_agree_with_evaluation(drawn: Program) -> None:
 
 def test_dimensions_are_collapsed_only_if_every_read_is_contiguous() -> None:
     def shapes(text: str) -> list[tuple[int, ...]]:
-        source = tvm_source(scope_of(text))
-        return [*source.shapes]
+        return [*TvmSource(scope_of(text)).shapes]
 
     assert shapes("tensor A[4, 6, 7]\nY[c:4, h:6, w:7] = A[c, h, w]") == [(168,), (168,)]
     assert shapes("tensor A[4, 6, 7]\nY[c:4, h:6, w:7] = A[c, h, w] + A[c, 5-h, w]") == [(4, 6, 7)] * 2
@@ -198,11 +183,9 @@ def test_functions_are_accurate_to_single_precision() -> None:
         for function, expected in known.items():
             scope = scope_of(f"tensor A[{x.size}]\nY[i:{x.size}] = {function}(A[i])")
             usual = ~np.isnan(expected) & ((np.abs(expected) > 1e-37) | (expected == 0))
-            found = load_tvm_kernel(tvm_source(scope))(x)
+            found = compile_scope(scope)(x)
             np.testing.assert_allclose(found[usual], expected.astype(np.float32)[usual], rtol=4e-7, atol=1e-37)
-    assert np.isnan(
-        load_tvm_kernel(tvm_source(scope_of("tensor A[1]\nY[i:1] = exp(A[i])")))(np.array([np.nan], np.float32))
-    )[0]
+    assert np.isnan(compile_scope(scope_of("tensor A[1]\nY[i:1] = exp(A[i])"))(np.array([np.nan], np.float32)))[0]
 
 
 def test_windows_leave_no_long_sum() -> None:
@@ -230,7 +213,7 @@ def test_a_kernel_does_not_tie_its_process_to_a_core() -> None:
 def test_misaligned_and_strided_arrays_are_accepted() -> None:
     scope = scope_of("tensor A[33]\nY[i:33] = A[i] * 2")
     raw = np.arange(100, dtype=np.float32)
-    kernel = load_tvm_kernel(tvm_source(scope))
+    kernel = compile_scope(scope)
     for given_array in (raw[1:34], raw[:66:2], raw[:33].astype(np.float64)):
         np.testing.assert_array_equal(kernel(given_array), given_array * 2)
     longer = aligned_empty((34,))
@@ -239,7 +222,7 @@ def test_misaligned_and_strided_arrays_are_accepted() -> None:
 
 
 def test_binding_refuses_other_shapes() -> None:
-    kernel = load_tvm_kernel(tvm_source(scope_of("tensor A[4]\nY[i:4] = A[i]")))
+    kernel = compile_scope(scope_of("tensor A[4]\nY[i:4] = A[i]"))
     with pytest.raises(BackendError, match=r"float32\[5\], expected float32\[4\]"):
         kernel.bind([aligned_empty((5,))], aligned_empty((4,)))
     with pytest.raises(BackendError, match="0 arrays for the 1 inputs A"):
@@ -248,10 +231,6 @@ def test_binding_refuses_other_shapes() -> None:
 
 def test_bad_requests_are_refused() -> None:
     scope = scope_of("tensor A[4]\nY[i:4] = A[i]")
-    with pytest.raises(BackendError, match="dtype float16"):
-        tvm_source(scope, "float16")
-    with pytest.raises(BackendError, match="threads 0"):
-        tvm_source(scope, threads=0)
     with pytest.raises(BackendError, match=r"constant A has shape \[5\], expected \[4\]"):
         compile_program(program(scope), constants={"A": np.ones(5)})
     compiled = compile_program(program(scope))
@@ -266,9 +245,9 @@ def test_bad_requests_are_refused() -> None:
 
 def test_a_refusal_names_the_equation(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
-        raise BackendError("no such intrinsic")
+        raise BackendError("no such instruction")
 
-    monkeypatch.setattr("einnet_explore.runtime.implementations.load_implementation", refuse)
+    monkeypatch.setattr(compiled, "build_c", refuse)
     drawn = parse("tensor A[4, 61]\nZ[i:4, j:61] = exp(A[i, j]) + 17")
-    with pytest.raises(BackendError, match=r"equation Z: .*no such intrinsic"):
+    with pytest.raises(BackendError, match=r"equation Z: .*no such instruction"):
         compile_program(drawn)

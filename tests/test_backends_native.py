@@ -89,6 +89,8 @@ def by_machine(scope: Scope) -> None:
         "tensor A[7, 5] pad [2, 1]\nY[i:7, j:5] = A[i-2, j+1] * A[i+1, j-1] + A[i, 4-j]",
         "tensor A[12] pad [4]\nY[i:6, j:2] = A[2*i - 1 + j] - A[i-1]",
         "tensor A[4, 1, 8]\ntensor B[8, 1]\nY[i:8, j:4] = maximum(A[i // 2, 0, j+4*(i % 2)], B[i, 0])",
+        "tensor A[3, 2, 20] pad [0, 1, 0]\nY[n:2, i:20, k:3] = A[k, n+k-1, i] + 1",
+        "tensor A[2, 5, 20] pad [0, 1, 1]\nY[n:2, k:3, i:5, j:20] = A[n, k+i-1, j+k-1]",
         "tensor A[6, 6]\nY[i:6, j:6] = where(i < 2, A[i, j], A[j, i]) + where(j >= 3, 1, where(i == j, 2, A[0, j%3]))",
     ],
 )
@@ -389,3 +391,14 @@ def test_a_normalisation_alone_is_a_subprogram() -> None:
         model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
         (found,) = partition(load_model(model)).subprograms
         assert fuse_vertically(found.program, (REDUCTION_GENERATION,)) is not None
+
+
+@needs_cc
+@pytest.mark.parametrize("divisor", [3, 49, -6, 0.7, 2**0.5])
+def test_quotients_by_constants_are_rounded_like_divisions(divisor: float) -> None:
+    x = np.arange(-600, 600, dtype=np.float32) * np.float32(divisor)
+    x = aligned(np.r_[x, np.float32([np.inf, -np.inf, np.nan, -0.0, 2e38, 1e-30])])
+    scope, found = scope_of(f"tensor A[{x.size}]\nY[i:{x.size}] = A[i] / {divisor}"), aligned_empty(x.shape)
+    assert "quotient(" in NativeSource(scope).text
+    NativeCall(NativeSource(scope)).bind({"A": x}, found)()
+    np.testing.assert_array_equal(found, x / np.float32(divisor))

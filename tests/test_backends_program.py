@@ -64,7 +64,7 @@ def test_library_operator_runs_in_its_engine(name: str, weights: tuple[int, ...]
     program = whole(equation)
     operator = next(o for o in OPERATORS if name in o.names)
     compiled = check(program, tuple(program.inputs[n].name for n in weights))
-    engine = "onnxruntime" if operator.onnx else "tvm"
+    engine = "onnxruntime" if operator.onnx else "c"
     assert compiled.engines["Y"] == ("constant" if len(weights) == 2 else engine)
 
 
@@ -72,12 +72,12 @@ def test_users_operators_need_no_onnx_form() -> None:
     mine = Operator("SquaredDistance", "D[m, n] = sum[k] A[m, k] - B[n, k]")
     attributes = {"m": 6, "n": 7, "k": 5}
     compiled = check(whole(called("SquaredDistance", attributes, (mine,))), operators=(mine,))
-    assert compiled.engines["Y"] == "tvm"
+    assert compiled.engines["Y"] == "c"
 
 
 def test_mixed_program_runs_in_one_session() -> None:
     compiled = check(_mixed(), ("K",))
-    assert compiled.engines == {"A": "view", "B": "constant", "T": "onnxruntime", "V": "view", "Y": "tvm"}
+    assert compiled.engines == {"A": "view", "B": "constant", "T": "onnxruntime", "V": "view", "Y": "c"}
     assert len(compiled.calls) == 1  # one session
 
 
@@ -137,7 +137,7 @@ def test_matrix_products_by_strides(name: str) -> None:
 def test_other_scopes_are_no_matrix_products(text: str) -> None:
     program = parse(text)
     assert match_matrix_product(program.equations[0].scope) is None
-    assert check(program).engines["Y"] == "tvm"
+    assert check(program).engines["Y"] == "c"
 
 
 def test_results_are_the_callers_own() -> None:
@@ -246,7 +246,7 @@ def test_a_session_that_is_refused_is_an_error(monkeypatch: pytest.MonkeyPatch) 
 def test_views_of_inputs_may_be_outputs() -> None:
     made = parse("tensor A[6]\nY[i:2, j:3] = A[5 - 3*i - j]\nZ[j:3, i:2] = Y[i, j] * 2\noutput Y, Z")
     viewed = replace(made, equations=(replace(made.equations[0], via=Instance(VIEW)), made.equations[1]))
-    assert check(viewed).engines == {"Y": "view", "Z": "tvm"}
+    assert check(viewed).engines == {"Y": "view", "Z": "c"}
 
 
 def test_blas_threads_can_be_set() -> None:

@@ -18,7 +18,7 @@ from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
 from einnet_explore.runtime.implementation_choice import ProfileStore, stream_bandwidth
 from einnet_explore.runtime.measurement import time_calls
 from einnet_explore.runtime.profile_store import ProfileKey, device_name, library_versions, profile_key
-from einnet_explore.runtime.tvm_cpu import load_tvm_kernel, tvm_source
+from einnet_explore.runtime.tvm_cpu import TvmSource, load_tvm_kernel
 from einnet_explore.support.storage import STALE_SECONDS, write_aside
 from einnet_explore.syntax import parse
 
@@ -42,7 +42,7 @@ def test_identity_ignores_names_only() -> None:
 
 
 def test_compiled_kernels_are_cached(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = tvm_source(parse("tensor A[9]\nY[i:9] = A[i] * 3").equations[0].scope)
+    source = TvmSource(parse("tensor A[9]\nY[i:9] = A[i] * 3").equations[0].scope)
     x = np.arange(9, dtype=np.float32)
     np.testing.assert_array_equal(load_tvm_kernel(source)(x), 3 * x)
     assert len(list((own_cache / "kernels").iterdir())) == 1
@@ -58,7 +58,7 @@ def test_compiled_kernels_are_cached(own_cache: Path, monkeypatch: pytest.Monkey
 def test_damaged_kernels_are_built_again(own_cache: Path, keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
     made = parse("tensor A[9]\nY[i:9] = A[i] * 3").equations[0].scope
     x = np.arange(9, dtype=np.float32)
-    load_tvm_kernel(tvm_source(made))
+    load_tvm_kernel(TvmSource(made))
     (stored,) = (own_cache / "kernels").iterdir()
     whole = stored.read_bytes()
     # The loader knows a library by its path: the damaged one lies in another directory.
@@ -66,19 +66,19 @@ def test_damaged_kernels_are_built_again(own_cache: Path, keep: int, monkeypatch
     damaged = own_cache / "other" / "kernels" / stored.name
     damaged.parent.mkdir(parents=True)
     damaged.write_bytes(whole[:keep])
-    np.testing.assert_array_equal(load_tvm_kernel(tvm_source(made))(x), 3 * x)
+    np.testing.assert_array_equal(load_tvm_kernel(TvmSource(made))(x), 3 * x)
     assert damaged.stat().st_size == len(whole)
 
 
 def test_kernels_run_where_no_cache_can_be_written(own_cache: Path) -> None:
     own_cache.write_text("a file where a directory is expected")
-    source = tvm_source(parse("tensor A[9]\nY[i:9] = A[i] * 5").equations[0].scope)
+    source = TvmSource(parse("tensor A[9]\nY[i:9] = A[i] * 5").equations[0].scope)
     np.testing.assert_array_equal(load_tvm_kernel(source)(np.ones(9, np.float32)), np.full(9, 5))
 
 
 def test_compiled_kernels_are_cached_without_a_linker(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("einnet_explore.runtime.compiled._linker", lambda: None)
-    source = tvm_source(parse("tensor A[9]\nY[i:9] = tanh(A[i]) * 3").equations[0].scope)
+    source = TvmSource(parse("tensor A[9]\nY[i:9] = tanh(A[i]) * 3").equations[0].scope)
     first = load_tvm_kernel(source)(np.ones(9, np.float32))
     assert [p.suffix for p in (own_cache / "kernels").iterdir()] == [".ll"]
     np.testing.assert_array_equal(load_tvm_kernel(source)(np.ones(9, np.float32)), first)

@@ -42,7 +42,7 @@ from einnet_explore.rules.generation import BLOCKED
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.program import compile_program
-from einnet_explore.runtime.tvm_cpu import compile_scope, tvm_source
+from einnet_explore.runtime.tvm_cpu import BlockedChain, LoopNests, TvmSource
 from einnet_explore.strategies.candidate import replay, steps_to_json
 from einnet_explore.strategies.strategy import Restrictions, best_first_moves
 from tests.rules_kit import refuses
@@ -134,7 +134,7 @@ def test_a_chain_in_blocks_keeps_every_integer(
     program = convolution(n, c, f, h, w, p)
     after = in_blocks(program).end
     scope = after.equations[-1].scope
-    assert after.equations[-1].via == BLOCKED and tvm_source(scope).template == "blocked"
+    assert after.equations[-1].via == BLOCKED and isinstance(TvmSource(scope).kind, BlockedChain)
     arrays = integers(program, seed)
     known = transformed(after, arrays["K"])
     cuts = choose_cuts(find_chain(scope), threads, replace(HERE, l2=1 << 14))
@@ -376,9 +376,9 @@ def test_chain_without_vectorised_products_is_not_tiled() -> None:
         "Y[m:8, n:6] = {[m:8, n:6] sum[k:16] A[m, k] * B[k, n]}[m, n] + C[m, n]"
     )
     scope = program.equations[0].scope
-    assert tileable_chain(scope, HERE) is None and tvm_source(scope).template != "blocked"
+    assert tileable_chain(scope, HERE) is None and isinstance(TvmSource(scope).kind, LoopNests)
     arrays = integers(program)
-    got = compile_scope(scope)(*(np.asarray(arrays[n], np.float32) for n in tvm_source(scope).inputs))
+    got = compile_program(program).run(arrays)["Y"]
     np.testing.assert_array_equal(got, evaluate(program, arrays)["Y"])
     assert chain_in_blocks(Derivation(program)) is None
 

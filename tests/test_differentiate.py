@@ -25,7 +25,7 @@ from einnet_explore.equivalence.reads import reads_legally
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Apply, Equation, Index, Instance, Iterator, Program, Scope, Tensor, accesses
 from einnet_explore.runtime.program import compile_program
-from einnet_explore.runtime.tvm_cpu import load_tvm_kernel, tvm_source
+from einnet_explore.runtime.tvm_cpu import TvmSource, load_tvm_kernel
 from einnet_explore.strategies.moves import inline_injective
 from tests.rules_kit import assert_equal, contractions
 from tests.strategies import indices, inputs_for, programs
@@ -344,7 +344,7 @@ def test_kernels_run_gradients() -> None:
         expected = evaluate(gradient, inputs, "float64")
         held = {k: v.astype(np.float32) for k, v in (inputs | expected).items()}
         for equation in gradient.equations:
-            kernel = load_tvm_kernel(tvm_source(equation.scope))
+            kernel = load_tvm_kernel(TvmSource(equation.scope))
             result = kernel(*(held[name] for name in kernel.source.inputs))
             np.testing.assert_allclose(result, expected[equation.name], rtol=1e-6)
 
@@ -353,7 +353,7 @@ def test_kernels_raise_zero_without_a_call() -> None:
     scope = ee.parse("tensor X[6]\nY[i:6] = pow(0, X[i])").equations[0].scope
     exponents = np.array([-1, -0.0, 0, 2, np.inf, np.nan], np.float32)
     with np.errstate(divide="ignore"):
-        np.testing.assert_array_equal(load_tvm_kernel(tvm_source(scope))(exponents), np.power(np.float32(0), exponents))
+        np.testing.assert_array_equal(load_tvm_kernel(TvmSource(scope))(exponents), np.power(np.float32(0), exponents))
 
 
 @pytest.mark.parametrize("body", ["X[i, j] * Z[j]", "exp(X[i, j]) * Z[j]", "tanh(X[i, j] * Z[j]) * X[i, j] + Z[j]"])

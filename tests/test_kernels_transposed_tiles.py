@@ -76,6 +76,9 @@ TURNED = [
     "tensor A[5, 11]\nY[i:4, j:5] = A[j, i+6]",
     "tensor A[10, 8]\nY[i:8, n:2, j:5] = A[2*j + n, i]",
     "tensor A[3, 6, 7] pad [1, 2, 0]\nY[n:5, i:7, j:9] = A[n-1, j-2, i] + 1",
+    "tensor A[6, 7] pad [1, 2]\nY[i:10, j:8] = A[j-1, i-2] * 2",
+    "tensor A[5, 3, 6] pad [1, 1, 0]\nY[i:6, m:15, k:3] = A[m // 3+k-1, k+m % 3-1, i]",
+    "tensor X[6, 5, 6, 9]\nY[i:9, h:10, w:6] = relu(X[2*(h % 2) + w % 2, h // 2, w // 2, i])",
 ]
 
 
@@ -142,8 +145,11 @@ def test_results_beyond_the_caches_are_streamed_in_whole_lines() -> None:
     [
         ("tensor A[8, 8]\nY[i:8] = sum[j:8] A[i, j]", "the scope reduces"),
         ("tensor A[8, 8]\nY[i:8, j:8] = A[i, j] + 1", "written as it is read"),
-        ("tensor A[8, 8] pad [0, 1]\nY[i:8, j:8] = A[j, i-1]", "conditions depend on i"),
-        ("tensor A[8, 8]\nY[i:8, j:8] = A[j, i//2]", "not affine"),
+        ("tensor A[8, 8]\nY[i:8, j:8] = A[j, i//2]", "nothing runs along memory"),
+        (
+            "tensor A[8, 8]\ntensor B[4, 8]\nY[i:8, j:8] = A[j, i] + B[i//2, j]",
+            "i, along which memory is read, is divided",
+        ),
         ("tensor A[8, 8]\ntensor B[8, 8]\nY[i:8, j:8] = A[j, i] + B[i, j]", "steps along i"),
         ("tensor A[8, 3]\nY[i:3, j:8] = A[j, i]", "3 x 8 elements: expected 4 x 4"),
         ("Y[i:8, j:8] = 1", "expected reads of tensors"),

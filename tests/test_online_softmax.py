@@ -22,7 +22,7 @@ from einnet_explore.analysis.online_softmax import (
     softmax_homomorphism,
 )
 from einnet_explore.codegen.register_tiles import Machine, this_machine
-from einnet_explore.codegen.rows.online import online_block, online_function
+from einnet_explore.codegen.rows.online import OnePass, online_block, online_function
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Instance, Program, Scope, tensors
@@ -31,7 +31,7 @@ from einnet_explore.pipeline.partition import partition
 from einnet_explore.rules import ONE_PASS_GENERATION, Derivation
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.program import compile_program
-from einnet_explore.runtime.tvm_cpu import TvmKernel, tvm_source
+from einnet_explore.runtime.tvm_cpu import TvmKernel, TvmSource
 from einnet_explore.strategies.vertical_fusion import fuse_vertically, substitute_intermediate
 from einnet_explore.support.errors import Refused
 from einnet_explore.syntax import parse
@@ -75,10 +75,10 @@ def fits(scope: Scope) -> OnlineSoftmax:
 
 
 def agree(scope: Scope, threads: int = 1, machine: Machine | None = None) -> None:
-    """The one-pass kernel itself, built without the simpler schedules that would stand in for it."""
+    """The one-pass kernel itself, built for any machine."""
     rng = np.random.default_rng(0)
     arrays = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in tensors(scope)}
-    source = tvm_source(scope, threads=threads)
+    source = TvmSource(scope, threads=threads)
     inputs = dict(zip(source.inputs, source.shapes, strict=False))
     made = online_function(fits(scope), inputs, threads, machine or this_machine())
     assert ("parallel" in str(made.script())) == (threads > 1)
@@ -238,8 +238,8 @@ def test_scores_far_apart_and_rows_of_one() -> None:
     }
     arrays["V"][:, -1] = 5
     given = {name: a.astype(np.float32) for name, a in arrays.items()}
-    source = tvm_source(scope)
-    assert source.template == "online"
+    source = TvmSource(scope)
+    assert isinstance(source.kind, OnePass)
     kernel = TvmKernel(source, compiled.build_tvm(source.function, f"far-{source.key}", 1))
     got = kernel(*(given[name] for name in source.inputs))
     np.testing.assert_allclose(got, evaluate(scope, given, np.float64), rtol=2e-5)

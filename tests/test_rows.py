@@ -34,7 +34,7 @@ def test_long_windows_leave_whole_tiles_of_rows(n: int, monkeypatch: pytest.Monk
     monkeypatch.setattr(tvm_cpu, "this_machine", lambda: machine)
     rng = np.random.default_rng(0)
     p, v = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((20, 300), (319, n)))
-    out = tvm_cpu.load_tvm_kernel(tvm_cpu.tvm_source(scope))(p, v)
+    out = tvm_cpu.load_tvm_kernel(tvm_cpu.TvmSource(scope))(p, v)
     np.testing.assert_array_equal(out, np.stack([p[m] @ v[m : m + 300] for m in range(20)]))
 
 
@@ -56,7 +56,7 @@ scope = parse(f'''
     tensor V[2, 300, 5]
     Y[b:2, m:17, n:5] = sum[w:300] {weight} * V[b, w, n]''').equations[0].scope
 kernel = tvm_cpu.compile_scope(scope)
-assert kernel.source.template == "online"
+assert isinstance(kernel.source.kind, tvm_cpu.OnePass)
 
 page, size = mmap.PAGESIZE, 4 * 17 * 300
 pages = -(-size // page) + 1

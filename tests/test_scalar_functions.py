@@ -21,7 +21,7 @@ from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.c_kernels import NativeSource
 from einnet_explore.runtime.implementations import NativeCall
-from einnet_explore.runtime.tvm_cpu import load_tvm_kernel, tvm_source
+from einnet_explore.runtime.tvm_cpu import TvmSource, load_tvm_kernel
 
 NAMES = tuple(name for name in FUNCTIONS if name != "where")
 IN_KERNELS = tuple(name for name in NAMES if name not in ("float16", "bfloat16", "float64"))
@@ -102,7 +102,7 @@ def test_every_function_has_kernels() -> None:
     NativeCall(NativeSource(scope)).bind({name: aligned(array) for name, array in arrays.items()}, out)()
     np.testing.assert_allclose(out, value(program, arrays), rtol=1e-5)
     single = [array.astype(np.float32) for array in arrays.values()]
-    np.testing.assert_allclose(load_tvm_kernel(tvm_source(scope))(*single), value(program, arrays), rtol=1e-5)
+    np.testing.assert_allclose(load_tvm_kernel(TvmSource(scope))(*single), value(program, arrays), rtol=1e-5)
 
 
 @pytest.mark.parametrize("dialect", [C, CUDA, OPENCL], ids=lambda dialect: dialect.name)

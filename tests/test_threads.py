@@ -72,7 +72,7 @@ def test_every_shared_kernel_has_one_for_one_thread() -> None:
 
 def test_unshared_kernel_has_no_single_thread_variant() -> None:
     few = replace(EQUATION, scope=FEW)
-    assert len(ways_of(few)) == 2 and all(single_threaded_variant(way) is None for way in ways_of(few))
+    assert len(ways_of(few)) == 1 and all(single_threaded_variant(way) is None for way in ways_of(few))
     assert all(single_threaded_variant(way) is None for way in ways_of(EQUATION, 1))
     small = implementations.tiled_contraction(PRODUCT.equations[-1].scope, (), 1)
     assert small is not None and single_threaded_variant(TiledCall(small, {})) is None
@@ -80,40 +80,36 @@ def test_unshared_kernel_has_no_single_thread_variant() -> None:
 
 def test_one_thread_is_taken_where_it_is_faster_and_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, ...]] = []
-    seconds = {"tvm": 1e-4, "best": 1e-4, C_ENGINE: 2e-4}
+    alone = {"seconds": 0.0}
 
     def compared(given: Mapping[str, object], threads: int) -> dict[str, float]:
         calls.append(tuple(given))
-        return {name: seconds[name] for name in given}
+        return {"best": 1e-4, C_ENGINE: alone["seconds"]} if "best" in given else {C_ENGINE: 1e-4}
 
     monkeypatch.setattr(implementation_choice, "time_implementations", compared)
     monkeypatch.setattr(implementation_choice, "session_overhead", lambda: 0.0)
-    for name, other, taken in (("loses", 2e-4, "tvm"), ("wins", 5e-5, "tvm" + ONE_THREAD_SUFFIX)):
+    for name, other, taken in (("loses", 2e-4, C_ENGINE), ("wins", 5e-5, C_ENGINE + ONE_THREAD_SUFFIX)):
         store = TimeStore(tmp_path / f"{name}.sqlite")
-        # The C kernel's time is known: what is compared with the best is the kernel by one thread.
-        store.record(replace(profile_key(EQUATION, 2), engine=C_ENGINE), 2e-4, "measured")
-        seconds[C_ENGINE] = other
+        alone["seconds"] = other
         first = chosen(store)
-        assert first.engine == taken and calls == [("tvm",), ("best", C_ENGINE)]
-        known = store.get(replace(profile_key(EQUATION, 2), engine="tvm" + ONE_THREAD_SUFFIX))
+        assert first.engine == taken and calls == [(C_ENGINE,), ("best", C_ENGINE)]
+        known = store.get(replace(profile_key(EQUATION, 2), engine=C_ENGINE + ONE_THREAD_SUFFIX))
         assert known is not None and known.seconds == pytest.approx(other)
         assert chosen(TimeStore(tmp_path / f"{name}.sqlite")).engine == taken and len(calls) == 2
         calls.clear()
     match first:
         case SingleThreaded(way):
-            assert way.engine == "tvm"
+            assert way.engine == C_ENGINE
         case _:
             pytest.fail(f"{first} is for several threads")
 
 
 def test_long_kernels_are_not_compared_with_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = TimeStore(tmp_path / "profiles.sqlite")
-    for engine in ("tvm", C_ENGINE):
-        store.record(
-            replace(profile_key(EQUATION, 2), engine=engine), implementation_choice.SHORT_KERNEL_SECONDS, "measured"
-        )
+    key = replace(profile_key(EQUATION, 2), engine=C_ENGINE)
+    store.record(key, implementation_choice.SHORT_KERNEL_SECONDS, "measured")
     monkeypatch.setattr(implementation_choice, "time_implementations", lambda *_: pytest.fail("compared"))
-    assert chosen(store).engine == "tvm"
+    assert chosen(store).engine == C_ENGINE
 
 
 def test_a_c_kernel_by_one_thread_is_of_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,12 +125,11 @@ def test_a_c_kernel_by_one_thread_is_of_its_version(tmp_path: Path, monkeypatch:
 
 def test_choice_without_a_single_thread_kernel_is_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = TimeStore(tmp_path / "profiles.sqlite")
-    for engine in ("tvm", C_ENGINE):
-        store.record(replace(profile_key(EQUATION, 2), engine=engine), 1e-4 if engine == "tvm" else 1.0, "measured")
+    store.record(replace(profile_key(EQUATION, 2), engine=C_ENGINE), 1e-4, "measured")
 
     def refuse(way: Implementation) -> None:
         raise NoKernel("no kernel by one thread")
 
     monkeypatch.setattr(implementation_choice, "single_threaded_variant", refuse)
-    assert chosen(store).engine == "tvm"
+    assert chosen(store).engine == C_ENGINE
     assert isinstance(ways_of(EQUATION)[-1], NativeCall) and NativeSource(MOVES, 2).shared

@@ -87,7 +87,7 @@ def cases() -> dict[str, dict[str, Emit]]:
     tiles = {name: partial(_last, parse(text)) for name, text in CONTRACTIONS.items()}
     return {
         "C_KERNEL_VERSION": _both((scopes | fused).items(), lambda scope, n: NativeSource(scope, n).text),
-        "SCHEDULE_VERSION": _both((scopes | whole).items(), lambda scope, n: tvm_cpu.tvm_source(scope, threads=n).text),
+        "SCHEDULE_VERSION": _both((scopes | whole).items(), lambda scope, n: tvm_cpu.TvmSource(scope, threads=n).text),
         "INTEGER_PRODUCT_VERSION": {name: partial(_of_bytes, parse(text)) for name, text in BYTES.items()},
         "TILED_KERNEL_VERSION": _both(list(tiles.items())[:4], _tiled),
         "TILE_CHOICE_VERSION": {name: partial(_tile, scope) for name, scope in tiles.items()},
@@ -207,7 +207,7 @@ def test_no_key_reads_a_source_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert contracted is not None and found is not None
     sys.addaudithook(seen)
     try:
-        assert NativeSource(scope).key and tvm_cpu.tvm_source(scope).key and contracted.key
+        assert NativeSource(scope).key and tvm_cpu.TvmSource(scope).key and contracted.key
         store, key = ProfileStore(), profile_key(SCOPES["element-wise"].equations[0])
         store.record(key, 1.0, "measured")
         assert store.get(key) is not None

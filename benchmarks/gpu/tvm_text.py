@@ -42,7 +42,7 @@ def tvm_launch(scope: Scope, name: str) -> CudaLaunch:
     Raises BackendError where TVM does not lower, schedule or generate it, or makes several kernels of it.
     """
     try:
-        lowered = lower_stages(collapse_dimensions(prepare(scope)), "float32")
+        lowered = lower_stages(collapse_dimensions(prepare(scope)))
         function = te.create_prim_func([*lowered.placeholders, lowered.output])
         target = tvm.target.Target(TARGET)
         scheduled = _scheduled(tvm.IRModule({"main": function}), target)

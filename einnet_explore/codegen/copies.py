@@ -23,11 +23,12 @@ from itertools import count, product
 from math import prod
 
 from einnet_explore.analysis.flattening import flat_address, row_major_strides
-from einnet_explore.analysis.indices import compared_iterators, guard, is_inside_box, substitute
+from einnet_explore.analysis.indices import compared_iterators, fresh_name, guard, is_inside_box, substitute
 from einnet_explore.codegen.language.lowering import (
     FIRST_BLOCK,
     add_offset,
     element_address,
+    lower_comparison,
     lower_flat,
     lower_index,
     lower_join,
@@ -47,11 +48,14 @@ from einnet_explore.codegen.language.statements import (
     If,
     Kernel,
     LocalArray,
+    LoopHint,
     Prefetch,
     Statement,
     Store,
     StoreTransposed,
     counted_loop,
+    operands_of,
+    replace_expressions,
 )
 from einnet_explore.codegen.language.values import (
     F32,
@@ -61,6 +65,8 @@ from einnet_explore.codegen.language.values import (
     Expr,
     LaunchIndex,
     Literal,
+    Load,
+    Select,
     Type,
     Var,
     binary_operation,
@@ -72,6 +78,8 @@ from einnet_explore.codegen.language.values import (
 from einnet_explore.codegen.preparation import (
     VECTOR_LANES,
     PolyphaseCut,
+    address_step,
+    assume,
     case_traversals,
     conditions_in,
     cut_traversal,
@@ -83,6 +91,8 @@ from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.ir import (
     REDUCTIONS,
     Access,
+    Apply,
+    Compare,
     Index,
     Iterator,
     Scalar,
@@ -93,6 +103,7 @@ from einnet_explore.ir import (
     as_index,
     map_accesses,
     tensors,
+    walk_scalar,
 )
 from einnet_explore.support.errors import Refused
 
@@ -380,6 +391,12 @@ Beyond it rows are written from end to end.
 STREAMED_LINES = 4
 """Neighbouring lines that are streamed together: fewer leave pages of memory half written when they are closed."""
 
+MAX_ROW_TESTS = 4
+"""Conditions on a row of a tile of which every combination is written out, at most."""
+
+MAX_UNROLLED_ROW_READS = 2
+"""Reads of the rows of a tile that are unrolled, at most."""
+
 BLOCK_TILES, STREAMED_BLOCK_TILES = 64, 256
 """Tiles of a block, and of one that streams: enough to amortise its start and its end."""
 
@@ -388,39 +405,63 @@ def transpose_kernel(scope: Scope, result: str, machine: Machine) -> tuple[Kerne
     """Return (the kernel that computes *scope* into *result*, its blocks): tensors, the result, ``FIRST_BLOCK``.
 
     A result of more than half of the last cache bypasses it. Raises Refused for reductions, for reads of scopes and
-    tables, if no tile fits, if there is nothing to transpose, and if neighbours in memory need conditions.
+    tables, if no tile fits, and if there is nothing to transpose.
     """
-    reads = _tensor_reads(scope)
-    if not reads:
-        raise Refused("the scope reads nothing: expected reads of tensors")
-    for access in reads:
-        if not flat_address(access).affine:
-            raise Refused(f"{access!r} is not affine")
+    _require_tensors(scope)
     scope = replace(scope, body=map_accesses(scope.body, _guard_read))
-    largest = max(reads, key=lambda a: prod(a.source.shape))
-    place, last = flat_address(largest), scope.traversals[-1] if scope.traversals else None
-    along = next((x for x in scope.traversals[:-1] if x.extent > 1 and place.coefficient(x) == 1), None)
-    if last is None or along is None or abs(place.coefficient(last)) <= 1:
+    if not any(accesses(scope.body)):
+        raise Refused("the scope reads nothing: expected reads of tensors")
+    along = _dimension_in_memory(_largest_read(scope), scope.traversals[:-1])
+    if along is None or _is_contiguous(_largest_read(scope), scope.traversals[-1], machine.lanes):
         raise Refused("the result is written as it is read, or nothing runs along memory: expected another dimension")
+    scope = _merge_last(scope, along, machine.lanes)
+    reads, last = tuple(accesses(scope.body)), scope.traversals[-1]
     cases = case_traversals(scope)
-    if along in compared_iterators(scope.body):
-        raise Refused(f"conditions depend on {along.name}, along which memory is read")
     if (pieces := prod(x.extent for x in cases) * len(reads)) > MAX_PIECE_READS:
         raise Refused(f"{pieces} reads for all cases: expected {MAX_PIECE_READS} at most")
+    if any(along in d.numerator.iterators for a in reads for d in flat_address(a).divisions):
+        raise Refused(f"{along.name}, along which memory is read, is divided")
     if any(flat_address(a).coefficient(along) not in (0, 1) for a in reads):
         raise Refused(f"a read takes steps along {along.name} that are longer than 1")
-    side = next((n for n in TILE_SIDES if n <= min(along.extent, last.extent, machine.lanes)), None)
+    sides = [n for n in TILE_SIDES if n <= min(last.extent, machine.lanes)]
+    side = next((n for n in sides if n <= along.extent), None)
     if side is None:
         raise Refused(f"{along.extent} x {last.extent} elements: expected {TILE_SIDES[-1]} x {TILE_SIDES[-1]} and more")
-    return _TransposeWriter(scope, result, largest, along, side, machine, cases).kernel()
+    if along.extent % side and not any(last in d.numerator.iterators for a in reads for d in flat_address(a).divisions):
+        side = min((n for n in sides if n > along.extent), default=side)
+    return _TransposeWriter(scope, result, _largest_read(scope), along, side, machine, cases).kernel()
 
 
-def _tensor_reads(scope: Scope) -> tuple[Access, ...]:
-    """Return the reads of *scope*; raises Refused if it reduces, or reads other scopes."""
-    reads = tuple(accesses(scope.body))
-    if scope.summations or scope.domain or any(not isinstance(a.source, Tensor) for a in reads):
+def _largest_read(scope: Scope) -> Access:
+    return max(accesses(scope.body), key=lambda a: prod(a.source.shape))
+
+
+def _dimension_in_memory(access: Access, axes: Iterable[Iterator]) -> Iterator | None:
+    """Return the one of *axes* along which *access* reads neighbours, or None."""
+    place = flat_address(access)
+    return next((x for x in axes if x.extent > 1 and place.coefficient(x) == 1), None)
+
+
+def _is_contiguous(access: Access, x: Iterator, number: int) -> bool:
+    """True if *number* steps of *x* and more go along memory, or nowhere."""
+    divided = any(x in d.numerator.iterators and d.divisor < number for d in flat_address(access).divisions)
+    return not divided and abs(address_step(access, x)) <= 1
+
+
+def _merge_last(scope: Scope, along: Iterator, lanes: int) -> Scope:
+    """Return *scope* with its last traversals, without *along*, counted by one iterator if the last fills no tile."""
+    *outer, x, y = scope.traversals
+    if y.extent >= lanes or x == along or not outer:
+        return scope
+    both = Iterator(fresh_name(y.name, {z.name for z in scope.traversals}), 0, x.extent * y.extent)
+    body = substitute(scope.body, {x: as_index(both) // y.extent + x.lo, y: as_index(both) % y.extent + y.lo})
+    return _merge_last(replace(scope, traversals=(*outer, both), body=body, padding=()), along, lanes)
+
+
+def _require_tensors(scope: Scope) -> None:
+    """Raise Refused if *scope* reduces, or reads other scopes."""
+    if scope.summations or scope.domain or any(not isinstance(a.source, Tensor) for a in accesses(scope.body)):
         raise Refused("the scope reduces, or reads other scopes: expected reads of tensors only")
-    return reads
 
 
 def _cpu_inputs(scope: Scope) -> dict[str, Array]:
@@ -462,8 +503,17 @@ class _TransposeWriter:
     @cached_property
     def streamed(self) -> bool:
         """True if the result bypasses the caches, since it and its operands would be evicted anyway."""
-        elements = prod(self.scope.shape) + sum(prod(t.shape) for t in tensors(self.scope))
-        return 2 * elements * F32.size > self.machine.l3 and self.step % self.side == 0
+        return 2 * self.elements * F32.size > self.machine.l3 and self.step % self.side == 0
+
+    @property
+    def prefetched(self) -> bool:
+        """True if the operands and the result take a good part of the last cache."""
+        return 4 * self.elements * F32.size > self.machine.l3
+
+    @cached_property
+    def elements(self) -> int:
+        """Elements of the result and of all operands."""
+        return prod(self.scope.shape) + sum(prod(t.shape) for t in tensors(self.scope))
 
     @cached_property
     def across(self) -> int:
@@ -486,7 +536,8 @@ class _TransposeWriter:
         steps = -(-run.extent // self.wide(run))
         each = max(1, (STREAMED_BLOCK_TILES if self.streamed else BLOCK_TILES) * self.side // self.across)
         rest = [x for x in self.scope.traversals if x not in (band, run, *self.cases) and x.extent > 1]
-        counts = {**{x: x.extent for x in rest}, band: -(-band.extent // self.wide(band)), run: -(-steps // each)}
+        bands = band.extent // self.wide(band) if self.few_rows else -(-band.extent // self.wide(band))
+        counts = {**{x: x.extent for x in rest}, band: bands, run: -(-steps // each)}
         first, block = Var(FIRST_BLOCK, I64), Var(":block", I64)
         body: list[Statement] = [Declare(block, cast(I64, LaunchIndex("block")) + first)]
         digits: dict[Iterator, Expr] = {}
@@ -509,47 +560,111 @@ class _TransposeWriter:
             case = dict(zip(self.cases, values, strict=True))
             scalar = fold_decided(substitute(self.scope.body, {x: as_index(value) for x, value in case.items()}))
             fixed = {x: Literal(value, I64) for x, value in case.items()}
-            inner += self._tile(scalar, {**at, self.last: at[self.last] + more, **fixed}, f":tile {n}")
+            place = {**at, self.last: at[self.last] + more, **fixed}
+            inner += self._tile(scalar, place, f":tile {n}")
+            if self.few_rows:
+                inner.append(If(digits[band].ge(bands - 1), (self._few(scalar, place, bands * self.side),)))
         body.append(For(step, start, stop, Literal(1, I64), tuple(inner)))
         return Kernel("turned", (*self.memory.values(), self.out, first), tuple(body)), prod(counts.values())
+
+    @property
+    def few_rows(self) -> int:
+        """Rows of the result after the last whole tile that are computed element by element, since they are few."""
+        number, banded = self.along.extent % self.side, self.bands[0] == self.along and not self.streamed
+        return number if banded and number <= self.side // 4 and self.along.extent > self.side else 0
+
+    def _few(self, body: Scalar, at: Mapping[Iterator, Expr], first: int) -> Statement:
+        """Return the loops over the rows of the result from *first* on, in the columns of a tile."""
+        i, j = Var(":i", I64), Var(":j", I64)
+        here = {**at, self.last: at[self.last] + i, self.along: add_offset(j + first, self.along.lo)}
+        store = Store(self.out, _result_address(self.scope, here, I64), lower_flat(body, here, self.memory))
+        return counted_loop(j, self.few_rows, counted_loop(i, self.side, store, hint="simd"))
 
     def _begin(self, x: Iterator, number: Expr) -> Expr:
         """Return the begin of step *number* along *x*; the last step ends where *x* does."""
         at = number * self.wide(x)
-        return at if x.extent % self.wide(x) == 0 else minimum(at, x.extent - self.wide(x))
+        exact = x.extent % self.wide(x) == 0 or x.extent < self.wide(x) or (x == self.along and self.few_rows)
+        return at if exact else minimum(at, x.extent - self.wide(x))
 
     def _tile(self, body: Scalar, at: Mapping[Iterator, Expr], name: str) -> Iterable[Statement]:
         """Yield one tile: rows along the source, transposed into the result, and a prefetch of the next one."""
         side, run = self.side, self.bands[1]
         tile = Array(name, F32, side * side, "private", align=F32.size * side)
-        i, j = Var(":i", I64), Var(":j", I64)
+        i = Var(":i", I64)
         row, column = {**at, self.last: at[self.last] + i}, {**at, self.along: at[self.along] + i}
+        # Compilers address rows by constants from a place that is computed once.
+        places = {a: Var(f"{name} place {n}", I64) for n, a in enumerate(dict.fromkeys(accesses(body)))}
+        yield from (Declare(place, self._read(a, at)) for a, place in places.items())
+        rows = {a: self._row_place(a, place, i, row) for a, place in places.items()}
+        number = min(side, self.along.extent)
+        fill = tuple(self._row(body, tile, row, rows, i, side))
         yield LocalArray(tile)
-        if run == self.last and not self.streamed:
+        if self.prefetched and run == self.last and not self.streamed:
             ahead = _result_address(self.scope, {**column, run: column[run] + self.across}, I64)
             yield counted_loop(i, side, Prefetch(self.out, ahead, True), hint="unroll")
-            yield counted_loop(i, side, *self._row(body, tile, row, i, j), hint="unroll")
-        else:
-            there = {**row, run: row[run] + self.wide(run)}
-            hint = Prefetch(self.memory[tensor_name(self.largest.source)], self._read(self.largest, there))
-            yield counted_loop(i, side, hint, *self._row(body, tile, row, i, j), hint="unroll")
-        yield StoreTransposed(self.out, _result_address(self.scope, at, I64), self.step, tile, side, self.streamed)
-
-    def _row(self, body: Scalar, tile: Array, at: Mapping[Iterator, Expr], i: Var, j: Var) -> Iterable[Statement]:
-        """Yield row *i* of the tile: copied, or computed."""
-        if body == self.largest:
-            yield Copy(
-                tile,
-                i * self.side,
-                self.memory[tensor_name(self.largest.source)],
-                self._read(self.largest, at),
-                self.side,
+        elif self.prefetched:
+            there = self._read(self.largest, {**row, run: row[run] + self.wide(run)})
+            fill = (Prefetch(self.memory[tensor_name(self.largest.source)], there), *fill)
+        # Copied rows stay in registers; rows of several reads take longer than their way through memory.
+        hint: LoopHint | None = "unroll" if len(places) <= MAX_UNROLLED_ROW_READS else None
+        loop = counted_loop(i, side, *fill, hint=hint)
+        if number < side:  # elements beyond the row are read where there are any, and not stored
+            ends = {a: place + (side - 1) * flat_address(a).coefficient(self.last) for a, place in places.items()}
+            fits = conjunction(
+                *(b.ge(0) for b in places.values()), *(e.lt(prod(a.source.shape) - side + 1) for a, e in ends.items())
             )
-            return
-        along = {**at, self.along: at[self.along] + j}
+            assert fits is not None
+            short = counted_loop(i, side, *self._row(body, tile, row, rows, i, number), hint=hint)
+            yield If(fits, (loop,), (short,))
+        else:
+            yield loop
+        to = _result_address(self.scope, at, I64)
+        yield StoreTransposed(self.out, to, self.step, tile, side, self.streamed, number % side)
 
-        value = lower_flat(body, along, self.memory)
-        yield counted_loop(j, self.side, Store(tile, i * self.side + j, value), hint="vector")
+    def _row_place(self, access: Access, first: Expr, i: Var, at: Mapping[Iterator, Expr]) -> Expr:
+        """Return the position of *access* in row *i* of a tile, from that in its *first* row if steps are equal."""
+        place = flat_address(access)
+        divided = any(self.last in d.numerator.iterators for d in place.divisions)
+        return self._read(access, at) if divided else first + i * place.coefficient(self.last)
+
+    def _row(
+        self, body: Scalar, tile: Array, at: Mapping[Iterator, Expr], rows: Mapping[Access, Expr], i: Var, number: int
+    ) -> Iterable[Statement]:
+        """Yield *number* elements of row *i* of the tile: copied, or computed of reads that begin at *rows*."""
+        if isinstance(body, Access) and flat_address(body).coefficient(self.along):
+            yield Copy(tile, i * self.side, self.memory[tensor_name(body.source)], rows[body], number)
+            return
+        chosen = (part.args[0] for part in walk_scalar(body) if isinstance(part, Apply) and part.op == "where")
+        tests = [t for t in dict.fromkeys(chosen) if isinstance(t, Compare) and self.along not in compared_iterators(t)]
+        if not tests:
+            yield self._values(body, tile, at, rows, i, number)
+            return
+        together = tests if len(tests) > MAX_ROW_TESTS else tests[:1]
+        condition = conjunction(*(lower_comparison(t, at, I64) for t in together))
+        assert condition is not None
+        inside = self._row(fold_decided(assume(body, together)), tile, at, rows, i, number)
+        if len(together) > 1:
+            outside: Iterable[Statement] = (self._values(body, tile, at, rows, i, number),)
+        else:
+            outside = self._row(fold_decided(assume(body, together, False)), tile, at, rows, i, number)
+        yield If(condition, tuple(inside), tuple(outside))
+
+    def _values(
+        self, body: Scalar, tile: Array, at: Mapping[Iterator, Expr], rows: Mapping[Access, Expr], i: Var, number: int
+    ) -> Statement:
+        """Return the loop that computes *number* elements of row *i* of the tile of reads that begin at *rows*."""
+        j, lane = Var(":j", I64), Iterator(":lane", 0, self.side)
+        begins = {a: Iterator(f":row {n}", 0, MAX_ADDRESSES) for n, a in enumerate(rows)}
+
+        def read_row(a: Access) -> Access:
+            step = flat_address(a).coefficient(self.along)
+            return Access(
+                Tensor(tensor_name(a.source), (MAX_ADDRESSES,)), (as_index(begins[a]) + as_index(lane) * step,)
+            )
+
+        values = {**at, self.along: at[self.along] + j, lane: j, **{begin: rows[a] for a, begin in begins.items()}}
+        value = lower_flat(map_accesses(body, read_row), values, self.memory)
+        return counted_loop(j, number, Store(tile, i * self.side + j, value), hint="vector")
 
     def _read(self, access: Access, at: Mapping[Iterator, Expr]) -> Expr:
         return lower_index(flat_address(access), at, I64)
@@ -568,15 +683,17 @@ def regions_kernel(scope: Scope, result: str) -> tuple[Kernel, int]:
     Raises Refused for reductions, reads of scopes and tables, phases of several traversals, and if there is nothing to
     cut or too much.
     """
-    _tensor_reads(scope)
+    _require_tensors(scope)
     if not scope.traversals or prod(scope.shape) == 0:
         raise Refused("the scope has no traversals or no elements")
     body = map_accesses(scope.body, _guard_read)
     order, turned = order_traversals(scope)
-    cuts = tuple(cut_traversal(x, body) for x in order)
-    pieces = prod(sum(len(tuple(c.phases(r))) for r in c.ranges) for c in cuts)
     reads = sum(1 for _ in accesses(body))
-    pieces *= prod(x.extent for x in turned)
+    for joint in (True, False):
+        cuts = tuple(cut_traversal(x, body, joint) for x in order)
+        pieces = prod(sum(len(tuple(c.phases(r))) for r in c.ranges) for c in cuts) * prod(x.extent for x in turned)
+        if pieces * reads <= MAX_PIECE_READS:
+            break
     if pieces == 1 or pieces * reads > MAX_PIECE_READS:
         raise Refused(f"{pieces} pieces of {reads} reads: expected 2 and more, {MAX_PIECE_READS} reads in all")
     read = _cpu_inputs(scope)
@@ -629,7 +746,9 @@ class _RegionWriter:
         if depth == len(self.cuts):
             values = product(*(range(x.lo, x.hi) for x in self.turned))
             each = (dict(zip(self.turned, map(as_index, v), strict=True)) for v in values)
-            return [self._store(fold_decided(substitute(body, to)), at, {**where, **to}) for to in each]
+            return self._share_loads(
+                [self._store(fold_decided(substitute(body, to)), at, {**where, **to}) for to in each]
+            )
         body = fold_decided(body)
         here, out = self.cuts[depth], list[Statement]()
         for lo, hi in here.ranges:
@@ -726,9 +845,35 @@ class _RegionWriter:
             if step:
                 yield Prefetch(self.read[tensor_name(access.source)], lower_index(place + step, at, I64))
 
-    def _store(self, body: Scalar, at: Mapping[Iterator, Expr], where: Mapping[Iterator, Index]) -> Statement:
+    def _share_loads(self, stores: Sequence[Store]) -> list[Statement]:
+        """Return *stores* after the loads that they have in common: compilers repeat loads between stores."""
+        often: dict[Load, int] = {}
+        for s in stores:
+            for load in dict.fromkeys(_certain_loads(s.value)):
+                often[load] = often.get(load, 0) + 1
+        shared = {load: Var(f":shared {next(self.rows)}", F32) for load, n in often.items() if n > 1}
+
+        def variable(e: Expr) -> Expr | None:
+            return shared.get(e) if isinstance(e, Load) else None
+
+        loads = (Declare(var, load) for load, var in shared.items())
+        return [*loads, *(replace(s, value=replace_expressions(s.value, variable)) for s in stores)]
+
+    def _store(self, body: Scalar, at: Mapping[Iterator, Expr], where: Mapping[Iterator, Index]) -> Store:
         index = tuple(where[x] - x.lo for x in self.scope.traversals)
         return Store(self.result, element_address(self.scope.shape, index, at), lower_flat(body, at, self.read))
+
+
+def _certain_loads(value: Expr) -> Iterable[Load]:
+    """Yield the loads that *value* needs whatever its conditions are."""
+    match value:
+        case Load():
+            yield value
+        case Select():
+            return
+        case _:
+            for part in operands_of(value):
+                yield from _certain_loads(part)
 
 
 def _with_addresses(body: Scalar) -> Scalar:

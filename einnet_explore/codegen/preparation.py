@@ -19,9 +19,9 @@ overlap-add reads whole pieces of each window.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise, permutations
+from itertools import pairwise, permutations, product
 from math import lcm, prod
 
 from einnet_explore.analysis.bilinear import select_entry
@@ -56,6 +56,9 @@ MAX_UNROLLED_READS = 64
 
 VECTOR_LANES = 16
 """Elements of the longest vector."""
+
+MIN_ROW_SUM = 8
+"""Elements of a row in memory that are worth a sum in vectors."""
 
 MAX_RECOMPUTATION = 2
 """A nested body that is not light is inlined if it is then evaluated at most so many times as often."""
@@ -94,6 +97,16 @@ def address_step(access: Access, x: Iterator) -> int:
 def evaluation_count(scope: Scope) -> int:
     """Return the number of evaluations of the body."""
     return prod(x.extent for x in (*scope.traversals, *scope.summations))
+
+
+MIN_PARALLEL_ELEMENTS = 1 << 18
+"""A kernel that moves fewer elements runs on one thread: waking threads takes as long as moving a megabyte."""
+
+
+def moved_elements(scope: Scope) -> int:
+    """Return the number of elements read and written; a view of a scope counts that scope's reads."""
+    reads = sum(len(tuple(accesses(a.source.body))) if isinstance(a.source, Scope) else 1 for a in accesses(scope.body))
+    return evaluation_count(scope) * (1 + reads)
 
 
 def _index_slope(index: Index, x: Iterator) -> int:
@@ -172,7 +185,7 @@ def _inner_reduction(scope: Scope) -> bool:
     reads = max(accesses(scope.body), key=lambda a: prod(a.source.shape), default=None)
     if reads is None or (step := abs(address_step(reads, last))) <= 1:
         return False
-    return any(1 < s.extent <= step and abs(address_step(reads, s)) == 1 for s in scope.summations)
+    return any(MIN_ROW_SUM <= s.extent <= step and abs(address_step(reads, s)) == 1 for s in scope.summations)
 
 
 def _domain_to_guards(scope: Scope) -> Scope:
@@ -263,17 +276,23 @@ def collapse_dimensions(scope: Scope) -> Scope:
 def split_traversals(scope: Scope, lanes: int = VECTOR_LANES) -> Scope:
     r"""Substitute :math:`x = d u + v` for a traversal that is divided by `d`, so that its reads are affine.
 
-    The result's elements keep their order.  The innermost traversal is only split into whole vectors of *lanes*.
+    The result's elements keep their order.  The innermost traversal is only split into whole vectors of
+    *lanes*, and where memory runs along its quotient.
     """
     for n, x in enumerate(scope.traversals):
         d = _common_divisor(x, scope.body)
-        if d > 1 and (x != scope.traversals[-1] or d % lanes == 0):
+        if d > 1 and (x != scope.traversals[-1] or d >= lanes or _runs_along_quotient(x, d, scope.body)):
             u = Iterator(fresh_name(x.name, {y.name for y in (*scope.traversals, *scope.summations)}), 0, x.extent // d)
             v = Iterator(x.name, 0, d)
             body = substitute(scope.body, {x: as_index(u) * d + v})
             split = (*scope.traversals[:n], u, v, *scope.traversals[n + 1 :])
             return split_traversals(replace(scope, traversals=split, body=body, padding=()), lanes)
     return scope
+
+
+def _runs_along_quotient(x: Iterator, d: int, body: Scalar) -> bool:
+    """True if a read is contiguous along `x // d`."""
+    return any((Quotient(as_index(x), d), 1) in flat_address(a).terms for a in accesses(body))
 
 
 def _common_divisor(x: Iterator, body: Scalar) -> int:
@@ -366,6 +385,9 @@ def _merge(scope: Scope, x: Iterator, y: Iterator, places: Mapping[str, int]) ->
 MAX_POLYPHASE = 8
 """Phases that are written out, at most."""
 
+MAX_JOINT_VALUES = 4
+"""Values of a traversal that are written out where conditions depend on it and on another one, at most."""
+
 
 @dataclass(frozen=True)
 class PolyphaseCut:
@@ -405,6 +427,8 @@ def order_traversals(scope: Scope) -> tuple[tuple[Iterator, ...], tuple[Iterator
     """Return the traversals with loops, outermost first, and those whose few values are unrolled innermost.
 
     Values that select between constants are unrolled if reads are contiguous: all results share their operands' loads.
+    So are the values of a short innermost traversal if reads are contiguous along the next one: its vectors are stored
+    interleaved.
     If the result's neighbours are k elements apart in the source, and a traversal of k values fills the gaps, that
     traversal goes innermost: each cache line is then read once.
     """
@@ -413,6 +437,8 @@ def order_traversals(scope: Scope) -> tuple[tuple[Iterator, ...], tuple[Iterator
     apart = {abs(flat.coefficient(last)) for flat in reads}
     if apart <= {0, 1} and (cases := case_traversals(scope)):
         return tuple(x for x in scope.traversals if x not in cases), cases
+    if outer and 1 < last.extent < VECTOR_LANES and {flat.coefficient(outer[-1]) for flat in reads} in ({1}, {0, 1}):
+        return tuple(outer), (last,)
     if len(reads) != 1 or len(apart) != 1 or not 1 < (k := apart.pop()) <= MAX_POLYPHASE or last.extent < VECTOR_LANES:
         return scope.traversals, ()
     between = tuple(x for x in outer if x.extent == k and reads[0].coefficient(x) == 1)
@@ -422,7 +448,11 @@ def order_traversals(scope: Scope) -> tuple[tuple[Iterator, ...], tuple[Iterator
     return (*rest, last), between
 
 
-def cut_traversal(x: Iterator, body: Scalar) -> PolyphaseCut:
+def cut_traversal(x: Iterator, body: Scalar, joint: bool = False) -> PolyphaseCut:
+    """Return *x* cut where conditions on it alone change; raises Refused for other phases than of it alone.
+
+    *joint*: also conditions on it and on traversals of few values, all of which are then ranges of their own.
+    """
     found = {
         (atom.divisor, atom.numerator)
         for i in read_indices(body)
@@ -444,7 +474,8 @@ def cut_traversal(x: Iterator, body: Scalar) -> PolyphaseCut:
         value = as_index(whole) * period + (q - shift)
         placed = substitute(body, {x: value})
         tests = [Compare(">=", value, as_index(x.lo)), Compare("<", value, as_index(x.hi)), *conditions_in(placed)]
-        at.update(turn for t in tests if (turn := _threshold(t, whole)) is not None)
+        for test in tests:
+            at.update(_thresholds(test, whole, joint))
     return PolyphaseCut(x, period, shift, tuple(pairwise(sorted(at))))
 
 
@@ -453,15 +484,23 @@ def conditions_in(body: Scalar) -> Iterable[Compare]:
     return (part for part in walk_scalar(body) if isinstance(part, Compare))
 
 
-def _threshold(test: Compare, u: Iterator) -> int | None:
-    """Return the `u` at which the outcome of *test* changes, if it depends on nothing else."""
+def _thresholds(test: Compare, u: Iterator, joint: bool) -> Iterable[int]:
+    """Yield the `u` at which the outcome of *test* changes; every `u` for few that decide it *joint* with others."""
     rest = test.left - test.right
     k = rest.coefficient(u)
-    if k == 0 or rest != as_index(u) * k + rest.const:
-        return None
-    # k·u + c ⋛ 0 changes at -c/k, for < and >= of a growing side there, else one further.
-    turn = -(rest.const // k) if (test.op in (">=", "<")) == (k > 0) else -rest.const // k + 1
-    return turn if u.lo < turn < u.hi else None
+    others = [y for y in rest.iterators if y != u]
+    if k == 0 or not rest.affine or (others and not joint):
+        return
+    if others and u.extent <= MAX_JOINT_VALUES:
+        yield from range(u.lo, u.hi)
+    elif all(y.extent <= MAX_JOINT_VALUES for y in others):
+        for values in product(*(range(y.lo, y.hi) for y in others)):
+            at = dict(zip(others, values, strict=True))
+            const = rest.const + sum(rest.coefficient(y) * value for y, value in at.items())
+            # k·u + c ⋛ 0 changes at -c/k, for < and >= of a growing side there, else one further.
+            turn = -(const // k) if (test.op in (">=", "<")) == (k > 0) else -const // k + 1
+            if u.lo < turn < u.hi:
+                yield turn
 
 
 def fold_decided(body: Scalar) -> Scalar:
@@ -480,6 +519,16 @@ def fold_decided(body: Scalar) -> Scalar:
             return Apply(op, tuple(map(fold_decided, args)))
         case Access() | Const() | Compare():
             return body
+
+
+def assume(body: Scalar, tests: Collection[Compare], hold: bool = True) -> Scalar:
+    """Return *body* where all *tests* *hold*, or none does."""
+    match body:
+        case Apply("where", (Compare() as test, yes, no)) if test in tests:
+            return assume(yes if hold else no, tests, hold)
+        case Apply(op, args):
+            return Apply(op, tuple(assume(a, tests, hold) for a in args))
+    return body
 
 
 def _constant_outcome(test: Compare) -> bool | None:

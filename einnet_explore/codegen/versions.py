@@ -59,13 +59,13 @@ def _index(index: Index, own: dict[Iterator, str]) -> str:
 C_KERNEL_VERSION = 5
 """Kernels in C: the fused ones, regions, transposed tiles, and the function around them."""
 
-SCHEDULE_VERSION = 32
-"""Kernels that TVM compiles: schedule templates, rows, one-pass softmax, chains in blocks."""
+SCHEDULE_VERSION = 33
+"""Kernels that TVM compiles: stages as written, rows, one-pass softmax, chains in blocks."""
 
 TILED_KERNEL_VERSION = 5
 """Tiled contractions."""
 
-INTEGER_PRODUCT_VERSION = 2
+INTEGER_PRODUCT_VERSION = 3
 """Products of bytes, with epilogues."""
 
 TILE_CHOICE_VERSION = 2

@@ -230,13 +230,13 @@ _FUNCTIONS = (
     ),
     ScalarFunction(
         "maximum", 2, lambda lib, x, y: lib.maximum(x, y), latex=r"\max\left(%s, %s\right)", onnx="Max",
-        c_definition="T maximum_N(T a, T b) { return b > a || b != b ? b : a; }",
+        c_definition="T maximum_N(T a, T b) { T most = b > a ? b : a; return b != b ? b : most; }",
         is_integral=True, is_commutative=True, has_kink=True, degree=Fraction(1),
         derivative=lambda y, a, b: (_larger(a, b), _larger(b, a)),
     ),
     ScalarFunction(
         "minimum", 2, lambda lib, x, y: lib.minimum(x, y), latex=r"\min\left(%s, %s\right)", onnx="Min",
-        c_definition="T minimum_N(T a, T b) { return b < a || b != b ? b : a; }",
+        c_definition="T minimum_N(T a, T b) { T least = b < a ? b : a; return b != b ? b : least; }",
         is_integral=True, is_commutative=True, has_kink=True, degree=Fraction(1),
         derivative=lambda y, a, b: (_larger(b, a), _larger(a, b)),
     ),

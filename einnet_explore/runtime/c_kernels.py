@@ -25,7 +25,14 @@ from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.analysis.indices import fresh_name, substitute
 from einnet_explore.codegen import versions
 from einnet_explore.codegen.copies import regions_kernel, transpose_kernel
-from einnet_explore.codegen.fusion.cpu import ROW_POINTS, cpu_blocks, cpu_kernel
+from einnet_explore.codegen.fusion.cpu import (
+    ROW_POINTS,
+    cpu_blocks,
+    cpu_kernel,
+    row_length,
+    sum_along_memory,
+    sweep_rows,
+)
 from einnet_explore.codegen.fusion.frame import lay_out, slot_name, slot_sizes
 from einnet_explore.codegen.fusion.plan import fuse_program
 from einnet_explore.codegen.language.dialects import C
@@ -34,9 +41,14 @@ from einnet_explore.codegen.language.printer import emit, entry_name
 from einnet_explore.codegen.language.statements import Declare, Kernel
 from einnet_explore.codegen.language.values import F32, I64, Literal, Var
 from einnet_explore.codegen.language.values import Array as KernelArray
-from einnet_explore.codegen.preparation import collapse_dimensions, prepare, split_traversals
+from einnet_explore.codegen.preparation import (
+    MIN_PARALLEL_ELEMENTS,
+    collapse_dimensions,
+    moved_elements,
+    prepare,
+    split_traversals,
+)
 from einnet_explore.codegen.register_tiles import this_machine
-from einnet_explore.codegen.tvm.schedule import MIN_PARALLEL_ELEMENTS, moved_elements
 from einnet_explore.codegen.versions import scope_identity
 from einnet_explore.ir import Equation, Program, Scope, as_index, element_type, scopes, tensors
 from einnet_explore.runtime import compiled
@@ -213,8 +225,8 @@ class NativeSource:
     @cached_property
     def _made(self) -> _SourceKernel:
         if is_typed(self.scope):
-            return _fused_kernel(self.scope)
-        return _moving_kernel(self.scope) or _fused_kernel(self.scope)
+            return _fused_kernel(self.scope, self.threads)
+        return _moving_kernel(self.scope) or _fused_kernel(self.scope, self.threads)
 
     @property
     def shared(self) -> bool:
@@ -282,7 +294,7 @@ def _simplify(scope: Scope) -> Scope:
     return replace(ready, traversals=kept, body=substitute(ready.body, ones), padding=()) if ones else ready
 
 
-def _fused_kernel(scope: Scope) -> _SourceKernel:
+def _fused_kernel(scope: Scope, threads: int) -> _SourceKernel:
     """The fused kernel of *scope* over contiguous arrays, with sizes, strides and constants as numbers in its text."""
     # Beside a reduction, values that are read at several places are kept or computed again as fusion sees fit.
     nested = any(inner.summations for path, inner in scopes(scope) if path)
@@ -298,18 +310,19 @@ def _fused_kernel(scope: Scope) -> _SourceKernel:
     shapes = {t.name: t.shape for t in fused.program.inputs}
     held = {**{t.name: t.shape for t in fused.inputs}, result: ready.shape}
     strides = {name: row_major_strides(shape) for name, shape in held.items()}
-    flat = lay_out(fused, shapes, strides)
-    kernel = cpu_kernel(flat, F32)
+    flat = sweep_rows(sum_along_memory(lay_out(fused, shapes, strides), this_machine().lanes), threads)
+    row_points = ROW_POINTS if fused.slots else row_length(threads)
+    kernel = cpu_kernel(flat, F32, row_points)
     numbers = tuple(p for p in kernel.params if isinstance(p, Var) and p.name != FIRST_BLOCK)
     values = {p: flat.numbers[p.name] for p in numbers}
     known = tuple(Declare(p, Literal(int(n) if p.kind == I64 else n, p.kind)) for p, n in values.items())
     params = tuple(p for p in kernel.params if p not in numbers)
-    points = ROW_POINTS if flat.lanes is not None else 1
+    points = row_points if flat.together is not None else 1
     slots = tuple(size * points * fused.slot_type(n, F32).size for n, size in enumerate(slot_sizes(flat)))
     return _SourceKernel(
         replace(kernel, params=params, body=(*known, *kernel.body)),
         result,
-        cpu_blocks(flat),
+        cpu_blocks(flat, row_points),
         slots,
         sum(moved_elements(o.scope) for o in fused.operations),
     )
@@ -320,6 +333,8 @@ _NOINLINE = """\
 #define APART __attribute__((noinline))
 #else
 #define APART __attribute__((noinline, noclone))
+/* A minimum of a maximum would become branches, which vectors compute one after the other. */
+#pragma GCC optimize("no-thread-jumps", "no-tree-pre")
 #endif
 """
 

@@ -67,10 +67,12 @@ from einnet_explore.runtime.implementations import (
     ImplementationChooser,
     InterpretedCall,
     KernelCall,
+    NativeCall,
     TiledCall,
     first_implementation,
     implementations_of,
     load_implementation,
+    loop_nests,
     single_threaded_variant,
     tiled_contraction,
 )
@@ -87,7 +89,6 @@ from einnet_explore.runtime.profile_store import (
     profile_key,
 )
 from einnet_explore.runtime.program import CompiledProgram, compile_program
-from einnet_explore.runtime.tvm_cpu import compile_scope
 from einnet_explore.support.errors import BackendError, NoKernel
 from einnet_explore.support.limits import available_cores
 
@@ -133,10 +134,10 @@ def fastest_implementation(
     """The fastest one of *implementations*, by the times in *store*; unknown times are measured now.
 
     Arrays that are not constants are filled with numbers for that.  An implementation that its engine refuses
-    (BackendError), now or though its time is known, is passed over.  Our own C kernel comes last: it is compiled and
-    compared where the best of the others leaves something to gain, and again when another version writes such kernels.
-    Where a short kernel by several threads is the best, the same by one thread is compared with it.  The result is
-    compiled.  Raises BackendError where no implementation is left.
+    (BackendError), now or though its time is known, is passed over.  Our own C kernel comes last: it is timed where it
+    is alone, and compared where the best of the others leaves something to gain, again when another version writes such
+    kernels.  Where a short kernel by several threads is the best, the same by one thread is compared with it.  The
+    result is compiled.  Raises BackendError where no implementation is left.
     """
     if bound.is_constant:  # it is run once: measurement would take longer
         return first_implementation(bound, implementations)
@@ -213,9 +214,12 @@ class _Choice:
             self._record(replace(candidate, seconds=times[candidate.implementation.engine]))
 
     def _compare_c_kernel(self, c_kernel: _Candidate) -> None:
-        """Add the time of our own C kernel, where the best of the others leaves something to gain."""
+        """Add the time of our own C kernel, where it is alone or the best of the others leaves something to gain."""
         if not self.timed:
-            self.timed.append(replace(c_kernel, seconds=UNUSABLE_SECONDS))  # nothing to compare it with
+            try:
+                self._measure([(c_kernel, self.bound.bind(c_kernel.implementation))])
+            except BackendError as error:
+                self.refusals.append(str(error))
             return
         best = min(self.timed, key=lambda candidate: candidate.seconds)
         seconds_at_bound = bytes_moved(self.bound.equation.scope) / (MAX_BYTES_PER_SECOND * self.bound.threads)
@@ -352,8 +356,8 @@ def stream_bandwidth(threads: int = 1, nbytes: int = 1 << 26) -> float:
     rows = max(1, nbytes // (3 * 4 * lane))
     i, j = Iterator("i", 0, rows), Iterator("j", 0, lane)
     b, c = (Tensor(name, (rows, lane))[i, j] for name in "bc")
-    kernel = compile_scope(Scope((i, j), (), add(b, mul(Const(2), c))), threads=threads)
-    arrays = [aligned(np.ones((rows, lane), np.float32)) for _ in range(2)]
+    arrays = {name: aligned(np.ones((rows, lane), np.float32)) for name in "bc"}
+    kernel = loop_nests(Scope((i, j), (), add(b, mul(Const(2), c))), threads)
     call = kernel.bind(arrays, aligned_empty((rows, lane)))
     return 3 * 4 * rows * lane / time_calls({"triad": call}, rounds=5, min_seconds=0.05)["triad"].median
 
@@ -635,7 +639,7 @@ def compile_ahead(
     cores = available_cores()
     if cores == 1:
         return 0
-    found: dict[str, KernelCall | TiledCall] = {}
+    found: dict[str, KernelCall | NativeCall | TiledCall] = {}
 
     def note(bound: BoundEquation, implementations: Iterable[Implementation]) -> Implementation:
         taken = islice(implementations, 1) if bound.is_constant else implementations
@@ -667,12 +671,15 @@ class _Uncompiled:
 
 def _untimed_kernels(
     bound: BoundEquation, implementations: Iterable[Implementation], store: TimeStore
-) -> Iterable[KernelCall | TiledCall]:
+) -> Iterable[KernelCall | NativeCall | TiledCall]:
     """Yield the kernels among *implementations* that ``fastest_implementation`` compiles in any case, to time them."""
-    for implementation in implementations:
+    for place, implementation in enumerate(implementations):
         untimed = store.get(replace(bound.profile_key, engine=implementation.engine)) is None
-        if untimed and isinstance(implementation, KernelCall | TiledCall):
-            yield implementation
+        match implementation:
+            case KernelCall() | TiledCall() if untimed:
+                yield implementation
+            case NativeCall() if untimed and place == 0:
+                yield implementation
         if implementation.engine == "tiled":
             return
 

@@ -49,6 +49,7 @@ from einnet_explore.ir import (
     tensors,
 )
 from einnet_explore.operators.operator import OnnxNode, Operator, onnx_node
+from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import Array, bind_arrays, bind_function, fits_kernel
 from einnet_explore.runtime.bfloat16_products import Bfloat16Kernel, bfloat16_kernel, match_bfloat16_product
 from einnet_explore.runtime.c_kernels import NativeSource
@@ -68,9 +69,9 @@ from einnet_explore.runtime.tvm_cpu import (
     LoopNests,
     TiledContraction,
     TvmKernel,
+    TvmSource,
     compile_scope,
     kernel_kind,
-    tvm_source,
 )
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.storage import cache_directory, write_aside
@@ -200,7 +201,7 @@ def _open_session(call: LibraryCall, fixed: Mapping[str, Array]) -> onnxruntime.
 
 @dataclass(frozen=True, eq=False)
 class KernelCall:
-    """A TVM kernel of *scope*; it is compiled, or loaded, when it is first bound."""
+    """A kernel of *scope* by TVM; it is compiled, or loaded, when it is first bound."""
 
     scope: Scope
     threads: int = 1
@@ -213,12 +214,12 @@ class KernelCall:
     @property
     def key(self) -> str:
         """The key of the compiled kernel in the cache directory."""
-        return tvm_source(self.scope, "float32", self.threads).key
+        return TvmSource(self.scope, self.threads).key
 
     @cached_property
     def kernel(self) -> TvmKernel:
         """The compiled kernel; raises BackendError where TVM refuses."""
-        return compile_scope(self.scope, "float32", self.threads)
+        return compile_scope(self.scope, self.threads)
 
     def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
         return self.kernel.bind([arrays[name] for name in self.reads], out)
@@ -229,10 +230,15 @@ class KernelCall:
 
 @dataclass(frozen=True, eq=False)
 class NativeCall:
-    """A fused kernel in C; it is compiled, or loaded, when it is first bound."""
+    """A kernel in C; it is compiled, or loaded, when it is first bound."""
 
     source: NativeSource
     engine = C_ENGINE
+
+    @property
+    def key(self) -> str:
+        """The key of the compiled kernel in the cache directory."""
+        return self.source.key
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -384,9 +390,14 @@ class ViewCall:
 
     @cached_property
     def _copy(self) -> KernelCall | NativeCall:
-        if is_typed(self.scope):
-            return NativeCall(NativeSource(self.inlined, self.threads))
-        return KernelCall(self.inlined, self.threads)
+        return loop_nests(self.inlined, self.threads)
+
+
+def loop_nests(scope: Scope, threads: int = 1) -> KernelCall | NativeCall:
+    """*scope* as loop nests in C; by TVM if there is no C compiler."""
+    if is_typed(scope) or compiled.c_compiler():
+        return NativeCall(NativeSource(scope, threads))
+    return KernelCall(scope, threads)
 
 
 def load_implementation(implementation: Implementation) -> Implementation:
@@ -621,18 +632,19 @@ def _narrow_products(bound: BoundEquation) -> Iterable[IntegerProduct | Bfloat16
 
 
 def _kernels(bound: BoundEquation) -> Iterable[Implementation]:
-    """Our own kernels: by TVM, as a tiled contraction, and in C."""
-    scope = bound.inlined
-    kernel = KernelCall(scope, bound.threads)
-    if _outperforms_tiles(kernel_kind(scope, this_machine())):
+    """Our own kernels: as a tiled contraction, blocks of rows or a chain in blocks by TVM, and loop nests."""
+    scope, kind = bound.inlined, kernel_kind(bound.inlined, this_machine())
+    nests = loop_nests(scope, bound.threads)
+    kernel = nests if isinstance(kind, LoopNests) else KernelCall(scope, bound.threads)
+    if _outperforms_tiles(kind):
         yield kernel  # a tile is chosen only if another implementation is asked for
         order: tuple[Implementation | None, ...] = (_tiled_call(bound),)
     else:
         tiled = _tiled_call(bound)
         order = (tiled, kernel) if tiled is not None and tiled.made.worthwhile else (kernel, tiled)
     yield from filter(None, order)
-    if bound.equation.via is None or not bound.equation.via.is_library_call:
-        yield NativeCall(NativeSource(scope, bound.threads))
+    if kernel is not nests and (bound.equation.via is None or not bound.equation.via.is_library_call):
+        yield nests
 
 
 def _outperforms_tiles(kind: KernelKind) -> bool:

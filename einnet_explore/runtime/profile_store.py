@@ -261,7 +261,7 @@ def _kernel_versions(key: ProfileKey) -> str:
         by.append(f"in TVM by {versions.SCHEDULE_VERSION}")
     if engine in (INTEGER_ENGINE, BFLOAT16_ENGINE):
         by.append(f"of bytes by {versions.INTEGER_PRODUCT_VERSION}")
-    if engine == C_ENGINE or (chosen and generates):
+    if engine == C_ENGINE or chosen:
         by.append(f"in C by {versions.C_KERNEL_VERSION}")
     return _VERSIONS_SEPARATOR + ", ".join(by) if by else ""
 

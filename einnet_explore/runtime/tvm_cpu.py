@@ -1,6 +1,7 @@
 """Kernels on the CPU through TVM and LLVM: from a scope to a source to a compiled kernel.
 
-A contraction with an epilogue is a tiled kernel.  Any other scope is an eOperator.
+A contraction with an epilogue is a tiled kernel.  Any other scope is an eOperator: blocks of rows, a chain in blocks,
+or, where no C compiler is installed, loop nests as they are written.
 
 The ``kind`` attribute of an eOperator names the rule that made it.  The kind of a kernel is decided once, from the
 scope itself, because views are substituted into the scope after the rule was applied, and an equation may be run before
@@ -10,12 +11,13 @@ any rule was applied to it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from math import prod
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 import tvm_ffi
@@ -25,7 +27,7 @@ from einnet_explore.analysis.row_nest import RowNest
 from einnet_explore.codegen import versions
 from einnet_explore.codegen.fused_tiling.block_sizes import choose_parts, tileable_chain
 from einnet_explore.codegen.fused_tiling.kernel import BlockedChain, chain_function
-from einnet_explore.codegen.preparation import collapse_dimensions, prepare
+from einnet_explore.codegen.preparation import MIN_PARALLEL_ELEMENTS, collapse_dimensions, moved_elements, prepare
 from einnet_explore.codegen.register_tiles import (
     Machine,
     this_machine,
@@ -38,25 +40,24 @@ from einnet_explore.codegen.tvm.contraction import (
     contraction_function,
     gather_positions,
 )
-from einnet_explore.codegen.tvm.emission import lower_stages
-from einnet_explore.codegen.tvm.schedule import (
-    MIN_PARALLEL_ELEMENTS,
-    apply_template,
-    moved_elements,
-    schedule_templates,
-    transposed_view,
-)
+from einnet_explore.codegen.tvm.emission import stages_function
 from einnet_explore.codegen.versions import scope_identity
 from einnet_explore.ir import Scope, tensors
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import Array, aligned, aligned_empty, bind_function, check_argument
 from einnet_explore.support.errors import BackendError
-from einnet_explore.support.lazy_modules import LazyModule
-
-te, s_tir = LazyModule("tvm.te"), LazyModule("tvm.s_tir")
 
 MIN_FLOPS_PER_CYCLE = 12
 """Operations a cycle (of up to 64) from which on a contraction is bound by arithmetic rather than by memory."""
+
+
+@contextmanager
+def _refusals_of(what: str) -> Generator[None]:
+    """Raise BackendError, with TVM's own words, where TVM refuses to compile *what*."""
+    try:
+        yield
+    except Exception as error:
+        raise BackendError(f"TVM refuses {what}: {compiled.last_line(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -99,19 +100,13 @@ class TiledContraction:
         known = compiled.load_stored(self.key)
         if known is not None:
             return known
-        try:
+        with _refusals_of(f"the tiled kernel of {self.scope!r}"):
             return compiled.build_tvm(contraction_function(self.plan), self.key, self.plan.threads)
-        except Exception as error:
-            refusal = compiled.last_line(error)
-            raise BackendError(f"TVM refuses the tiled kernel of {self.scope!r}: {refusal}") from error
 
     def write_object(self, path: Path, name: str, cpu: str) -> None:
         """Compile to an object file; raises BackendError where TVM refuses."""
-        try:
+        with _refusals_of(f"the tiled kernel of {self.scope!r}"):
             compiled.write_tvm_object(contraction_function(self.plan), path, name, cpu, self.plan.threads)
-        except Exception as error:
-            refusal = compiled.last_line(error)
-            raise BackendError(f"TVM refuses the tiled kernel of {self.scope!r}: {refusal}") from error
 
     @property
     def threads(self) -> int:
@@ -158,17 +153,9 @@ class TiledContraction:
         return partial(self.function, *(tvm_ffi.from_dlpack(array.reshape(-1)) for array in given))
 
 
-DTYPES = ("float32", "int64")
-
-Built = TypeVar("Built")
-
-LAST_RANK = 3
-"""Of this rank every stage is as written: no structure has more templates before ``plain``."""
-
-
 @dataclass(frozen=True, slots=True)
 class LoopNests:
-    """A loop nest for every reduction and one for the result, each scheduled by a template."""
+    """A loop nest for every reduction and one for the result."""
 
 
 KernelKind: TypeAlias = OnePass | Rows | BlockedChain | LoopNests
@@ -188,15 +175,10 @@ def kernel_kind(scope: Scope, machine: Machine) -> KernelKind:
 
 @dataclass(frozen=True)
 class TvmSource:
-    """An eOperator ready to compile: *scope* over *dtype* elements, one template a stage from *rank* downwards.
-
-    ``rank`` 0 is the schedule expected to be fastest; the last one leaves the stages as written.
-    """
+    """An eOperator ready to compile: *scope* in float32 for *threads* threads."""
 
     scope: Scope
-    dtype: str = "float32"
     threads: int = 1
-    rank: int = 0
     compiler = "LLVM"
 
     @cached_property
@@ -207,19 +189,18 @@ class TvmSource:
     @property
     def dtypes(self) -> tuple[str, ...]:
         """The element types of inputs and result."""
-        return (self.dtype,) * (len(self.inputs) + 1)
+        return ("float32",) * (len(self.inputs) + 1)
 
-    @cached_property
+    @property
     def kind(self) -> KernelKind:
-        """The kind of the kernel; simpler than the scope's own where the *rank* or the *dtype* asks for it."""
-        found = kernel_kind(self.scope, this_machine()) if self.dtype == "float32" else LoopNests()
-        return found if self.rank == 0 or isinstance(found, BlockedChain) else LoopNests()
+        """The kind of the kernel."""
+        return kernel_kind(self.scope, this_machine())
 
     @cached_property
     def prepared(self) -> Scope:
         """The scope that the kernel computes: *scope* with as many dimensions merged as possible."""
         ready = prepare(self.scope)
-        return ready if isinstance(replace(self, rank=0).kind, OnePass | Rows) else collapse_dimensions(ready)
+        return ready if isinstance(self.kind, OnePass | Rows) else collapse_dimensions(ready)
 
     @property
     def shared(self) -> bool:
@@ -243,22 +224,8 @@ class TvmSource:
         return (*(shapes[name] for name in self.inputs), self.prepared.shape)
 
     @cached_property
-    def template(self) -> str:
-        """The schedule template of the last stage; ``nest``, ``online`` or ``blocked`` where no template is used."""
-        match self.kind:
-            case BlockedChain():
-                return "blocked"
-            case OnePass():
-                return "online"
-            case Rows():
-                return "nest"
-        names = schedule_templates(self.prepared)
-        names = tuple(n for n in names if n != "turn") if self.dtype != "float32" else names
-        return names[min(self.rank, len(names) - 1)]
-
-    @cached_property
     def function(self) -> TvmObject:
-        """The scheduled PrimFunc."""
+        """The PrimFunc."""
         inputs, machine = dict(zip(self.inputs, self.shapes, strict=False)), this_machine()
         match self.kind:
             case BlockedChain(chain):
@@ -268,41 +235,12 @@ class TvmSource:
                 return online_function(online, inputs, self.threads, machine)
             case Rows(nest):
                 return nest_function(nest, inputs, self.threads, machine)
-        if self.template == "turn" and (view := transposed_view(self.prepared)) is not None:
-            function, _ = self._lower(view)
-            trial = s_tir.Schedule(function)
-            apply_template("turn", trial, "Y", view, self.threads)
-            return trial.mod["main"]
-        function, stages = self._lower(self.prepared)
-        return _schedule(function, stages, self.rank, self.template, self.threads)
-
-    def build(self, compile_function: Callable[[TvmObject], Built]) -> Built:
-        """Return what *compile_function* makes of the first of its functions that TVM accepts.
-
-        What TVM's own checks reject after scheduling (or in compiling) is tried with simpler schedules.  Raises
-        BackendError where TVM refuses all.
-        """
-        for rank in range(self.rank, LAST_RANK + 1):
-            try:
-                return compile_function(replace(self, rank=rank).function)
-            except Exception as error:
-                if rank == LAST_RANK:
-                    raise BackendError(f"TVM refuses {self.scope!r}: {compiled.last_line(error)}") from error
-        raise BackendError(f"rank {self.rank}: expected at most {LAST_RANK}")
+        return stages_function(self.prepared, inputs, self.shared)
 
     def write_object(self, path: Path, name: str, cpu: str) -> None:
-        """Compile to an object file; raises BackendError as ``build`` does."""
-        self.build(lambda function: compiled.write_tvm_object(function, path, name, cpu, self.threads))
-
-    def _lower(self, prepared: Scope) -> tuple[TvmObject, Mapping[str, Scope]]:
-        lowered = lower_stages(prepared, self.dtype)
-        # ``prepare`` may drop a tensor that is multiplied away or only read outside its box: it stays a parameter.
-        known = dict(zip(lowered.inputs, lowered.placeholders, strict=True))
-        parameters = [
-            known[name] if name in known else te.placeholder(shape, self.dtype, name=f"unused_{n}")
-            for n, (name, shape) in enumerate(zip(self.inputs, self.shapes, strict=False))
-        ]
-        return te.create_prim_func([*parameters, lowered.output]), lowered.stages
+        """Compile to an object file; raises BackendError where TVM refuses."""
+        with _refusals_of(repr(self.scope)):
+            compiled.write_tvm_object(self.function, path, name, cpu, self.threads)
 
     @property
     def text(self) -> str:
@@ -312,18 +250,9 @@ class TvmSource:
     @cached_property
     def key(self) -> str:
         """The key of the compiled kernel in the cache directory."""
-        own = (self.dtype, self.threads, self.rank, versions.SCHEDULE_VERSION, this_machine())
+        own = (self.threads, versions.SCHEDULE_VERSION, this_machine())
         parts = (scope_identity(self.scope), *own, *compiled.compilation_target())
         return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:40]
-
-
-def tvm_source(scope: Scope, dtype: str = "float32", threads: int = 1, rank: int = 0) -> TvmSource:
-    """The source of the kernel ``Y[x…] = scope``; raises BackendError for a dtype that kernels do not have."""
-    if dtype not in DTYPES:
-        raise BackendError(f"dtype {dtype}: expected one of {', '.join(DTYPES)}")
-    if threads < 1:
-        raise BackendError(f"threads {threads}: expected at least 1")
-    return TvmSource(scope, dtype, threads, rank)
 
 
 @dataclass(frozen=True)
@@ -335,8 +264,8 @@ class TvmKernel:
 
     def __call__(self, *arrays: Array, out: Array | None = None) -> Array:
         """The result for *arrays*, in the order of ``source.inputs``; arrays that are not aligned are copied."""
-        result = aligned_empty(self.source.scope.shape, self.source.dtype)
-        self.bind(tuple(aligned(a, self.source.dtype) for a in arrays), result)()
+        result = aligned_empty(self.source.scope.shape)
+        self.bind(tuple(aligned(a) for a in arrays), result)()
         if out is None:
             return result
         out[...] = result
@@ -356,27 +285,10 @@ def load_tvm_kernel(source: TvmSource) -> TvmKernel:
     known = compiled.load_stored(source.key)
     if known is not None:
         return TvmKernel(source, known)
-    return TvmKernel(source, source.build(lambda function: compiled.build_tvm(function, source.key, source.threads)))
+    with _refusals_of(repr(source.scope)):
+        return TvmKernel(source, compiled.build_tvm(source.function, source.key, source.threads))
 
 
-def compile_scope(scope: Scope, dtype: str = "float32", threads: int = 1) -> TvmKernel:
-    """The kernel of *scope* by the schedule that is expected to be fastest."""
-    return load_tvm_kernel(tvm_source(scope, dtype, threads))
-
-
-def _schedule(function: TvmObject, stages: Mapping[str, Scope], rank: int, template: str, threads: int) -> TvmObject:
-    """Schedule every stage by its template; if TVM refuses a template, try the next one."""
-    current = s_tir.Schedule(function)
-    for name, scope in stages.items():
-        names = tuple(n for n in schedule_templates(scope) if n != "turn")
-        first = names.index(template) if name == "Y" and template in names else min(rank, len(names) - 1)
-        for trial_name in names[first:]:
-            # A copy: partitioned loops define a variable in every part, which a new schedule would not take.
-            trial = current.copy()
-            try:
-                apply_template(trial_name, trial, name, scope, threads)
-            except (s_tir.ScheduleError, RuntimeError, ValueError):
-                continue
-            current = trial
-            break
-    return current.mod["main"]
+def compile_scope(scope: Scope, threads: int = 1) -> TvmKernel:
+    """The kernel of *scope*."""
+    return load_tvm_kernel(TvmSource(scope, threads))

@@ -111,7 +111,7 @@ class BlockWriter:
             assert isinstance(source, Tensor)
             return lambda: read[source.name]
 
-        return tvm_expression(map_accesses(body, load_access), {**self.block, **env}, element, "float32")
+        return tvm_expression(map_accesses(body, load_access), {**self.block, **env}, element)
 
     def holds(self, guard: LoopGuard, env: Environment) -> TvmObject:
         """Return the condition that *guard* admits its loop's value."""
@@ -150,7 +150,7 @@ class BlockWriter:
             first = env[chunk] * width + last.lo
             with T.vectorized(width) as lane:
                 at = self.at(place, {**env, last: first + lane})
-                T.buffer_store(self.memory[memory], tvm_constant(value, "float32"), [at])
+                T.buffer_store(self.memory[memory], tvm_constant(value), [at])
 
     @staticmethod
     def _one_loop(over: tuple[Iterator, ...], inside: ExitStack) -> dict[Iterator, TvmObject]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from einnet_explore.codegen.fusion.frame import EmissionState, FusedLayout, LoopWriter, join_values
 from einnet_explore.codegen.fusion.operations import read_name
@@ -16,6 +17,7 @@ from einnet_explore.codegen.fusion.plan import FusedNest, FusedStage, FusedStep
 from einnet_explore.codegen.language.guards import split_at_guards
 from einnet_explore.codegen.language.lowering import FIRST_BLOCK
 from einnet_explore.codegen.language.statements import (
+    TILE_SIDES,
     Assign,
     Comment,
     Declare,
@@ -24,8 +26,23 @@ from einnet_explore.codegen.language.statements import (
     LocalArray,
     Statement,
     Store,
+    StoreTransposed,
+    counted_loop,
 )
-from einnet_explore.codegen.language.values import I64, Array, Expr, LaunchIndex, Literal, Type, Var, cast, minimum
+from einnet_explore.codegen.language.values import (
+    F32,
+    I64,
+    Array,
+    Expr,
+    LaunchIndex,
+    Literal,
+    Type,
+    Var,
+    cast,
+    minimum,
+    select,
+)
+from einnet_explore.codegen.preparation import MIN_ROW_SUM
 from einnet_explore.ir import Iterator, accesses
 
 ROW_POINTS, WIDE_ROW_POINTS = 256, 1024
@@ -42,6 +59,67 @@ def row_length(threads: int) -> int:
 
 CHUNK_ROWS = 128
 """Rows that are summed in single precision, at most."""
+
+MIN_BLOCKS_PER_THREAD = 8
+"""Blocks of a thread from which on each may be longer."""
+
+BLOCK_LANES = 64
+"""Lanes whose reductions stay in registers from row to row."""
+
+ROWS_TOGETHER = 4
+"""Rows that are added between a load and a store of their sums."""
+
+MIN_SINGLE_ROW_SUM = 32
+"""Elements of a row in memory that are worth a sum in vectors if rows are summed one by one."""
+
+CHUNK_ELEMENTS = 4096
+"""Elements that are summed in single precision, at most."""
+
+
+def sum_along_memory(flat: FusedLayout, lanes: int) -> FusedLayout:
+    """Return *flat* with a summation innermost if reads run along it and are far apart for neighbouring points.
+
+    If a point is nothing but reductions in float32, vectors of at most *lanes* are added for several points together.
+    """
+    joined = _with_joined_points(_with_sum_innermost(flat, MIN_ROW_SUM), lanes)
+    return joined if joined.joined else _with_sum_innermost(flat, MIN_SINGLE_ROW_SUM)
+
+
+def sweep_rows(flat: FusedLayout, threads: int) -> FusedLayout:
+    """Return *flat* with short rows of points that one block computes one after the other."""
+    if len(flat.grid) < 2 or flat.grid[-1] != flat.lanes or flat.extents[flat.grid[-1]] > ROW_POINTS:
+        return flat
+    left = prod(flat.extents[x] for x in flat.grid[:-2])
+    return replace(flat, swept=flat.grid[-2]) if threads == 1 or left >= MIN_BLOCKS_PER_THREAD * threads else flat
+
+
+def _with_joined_points(flat: FusedLayout, lanes: int) -> FusedLayout:
+    nests = [nest for stage in flat.fused.stages for nest in stage.nests]
+    sums = [x for x in flat.order if any(x in nest.summations for nest in nests)]
+    typed = {kind for types in flat.fused.types.values() for kind in (types.stored, types.computed)} - {F32}
+    if flat.lanes is not None or not flat.grid or not sums or typed or flat.fused.slots:
+        return flat
+    if any(nest.traversals or any(s.reduce is None for s in nest.steps) for nest in nests):
+        return flat
+    number, length = flat.extents[flat.grid[-1]], flat.extents[sums[-1]]
+    if prod(flat.extents[x] for x in sums) > CHUNK_ELEMENTS:
+        return flat
+    most = lanes // max(len(nest.steps) for nest in nests)  # all vectors stay in registers
+    sides = [side for side in TILE_SIDES if side <= min(most, number, length)]
+    whole = [side for side in sides if length % side == 0]
+    return replace(flat, joined=max(whole or sides, default=0))
+
+
+def _with_sum_innermost(flat: FusedLayout, least: int) -> FusedLayout:
+    x, inputs = flat.lanes, {t.name for t in flat.fused.inputs}
+    for nest in (nest for stage in flat.fused.stages for nest in stage.nests if x is not None):
+        for access in (a for step in nest.steps for a in accesses(step.body) if read_name(a) in inputs):
+            steps = zip(access.index, flat.strides[read_name(access)], strict=True)
+            along = next((i.single for i, step in steps if step == 1), None)
+            apart = any(x in i.iterators for i in access.index if i.single != along)
+            if along in nest.summations and apart and flat.extents[along] >= least:
+                return replace(flat, order=(*(y for y in flat.order if y != along), along))
+    return flat
 
 
 @dataclass(frozen=True)
@@ -63,6 +141,7 @@ class PointRow:
         lane = writer.var("lane")
         here = at_lane(frame.standing(self.axis, self.begin + lane), lane)
         loop = For(lane, Literal(0, I64), self.number, Literal(1, I64), tuple(body(here, lane)), simd=True)
+        loop = replace(loop, vector=isinstance(self.number, Literal))
         return split_at_guards(loop, writer.var("first"), writer.var("last"))
 
 
@@ -89,7 +168,69 @@ class LaneWriter(LoopWriter):
         for name in keep:
             self.rows[name] = self._row(frame, f":row {name} {self._next()}", name)
             out.append(LocalArray(self.rows[name]))
+        if self.flat.joined:
+            return out + self._reduce_joined_points(frame, nest, row, keep, at_lane)
         return out + self.loops(frame, outside, lambda f: self.reduce_by_lane(f, nest, row, keep, at_lane))
+
+    def _reduce_joined_points(
+        self,
+        frame: EmissionState,
+        nest: FusedNest,
+        row: PointRow,
+        keep: tuple[str, ...],
+        at_lane: Callable[[EmissionState, Expr], EmissionState],
+    ) -> list[Statement]:
+        """Write the reductions of *nest*: a vector for each point of *row*, and then the rows of all these vectors."""
+        side = self.flat.joined
+        sums = tuple(x for x in self.flat.order if x in nest.summations)
+        whole = self.flat.extents[sums[-1]] // side * side
+        tiles, columns = (
+            {
+                s.name: Array(f":{what} {s.name} {self._next()}", F32, side * side, "private", align=4 * side)
+                for s in nest.steps
+            }
+            for what in ("part", "column")
+        )
+        point, lane, last = self.var("point"), self.var("lane"), self.var(sums[-1].name)
+
+        def vectors(f: EmissionState, along: Expr, number: int) -> Statement:
+            """Join a vector of each point, of which only *number* elements count."""
+            here = at_lane(f.standing(row.axis, row.begin + point).standing(sums[-1], along + lane), point)
+
+            def to(step: FusedStep, value: Expr) -> Statement:
+                array = tiles[step.name]
+                place = point * side + lane
+                counted = value if number == side else select(lane.lt(number), value, frame.total(step)[1])
+                return Store(array, place, join_values(step, array[place], counted))
+
+            return each_point(*self.steps(here, nest, to))
+
+        def each_point(*body: Statement) -> Statement:
+            return counted_loop(point, side, counted_loop(lane, side, *body, hint="vector"), hint="unroll")
+
+        def pieces(f: EmissionState) -> list[Statement]:
+            rest = self.flat.extents[sums[-1]] - whole
+            ends = [vectors(f, Literal(whole, I64), rest)] if rest else []
+            return [
+                *ends,
+                For(last, Literal(0, I64), Literal(whole, I64), Literal(side, I64), (vectors(f, last, side),)),
+            ]
+
+        out: list[Statement] = [LocalArray(array) for array in (*tiles.values(), *columns.values())]
+        out.append(each_point(*(Store(tiles[s.name], point * side + lane, frame.total(s)[1]) for s in nest.steps)))
+        out += self.loops(frame, sums[:-1], pieces)
+        out += (StoreTransposed(columns[n], Literal(0, I64), side, tile, side) for n, tile in tiles.items())
+        here = at_lane(frame.standing(row.axis, row.begin + lane), lane)
+        made: list[Statement] = []
+        for s in nest.steps:
+            total: Expr = columns[s.name][lane]
+            for n in range(1, side):
+                total = join_values(s, total, columns[s.name][lane + n * side])
+            var = self.var(s.name, F32)
+            made.append(Declare(var, here.finished(s, total)))
+            made += [Store(self.rows[s.name], lane, var)] if s.name in keep else []
+            made += [here.store(s, var)] if s.stores else []
+        return [*out, counted_loop(lane, side, *made, hint="vector")]
 
     def reduce_by_lane(
         self,
@@ -101,47 +242,74 @@ class LaneWriter(LoopWriter):
     ) -> list[Statement]:
         """Write the reductions of *nest*, one in each lane of *row*; values in *keep* are stored in rows.
 
-        Sums that have wider totals are added in their own type for ``CHUNK_ROWS`` rows, then to the total.
+        They are joined in their own type for ``CHUNK_ROWS`` rows, then with the totals, which may be wider: so many
+        lanes at a time as stay in registers, where no guards divide them.
         """
         reduced = [s for s in nest.steps if s.reduce is not None]
         sums = tuple(x for x in self.flat.order if x in nest.summations)
-        narrow = [s for s in reduced if frame.total(s)[0] != frame.wide_total(s)[0]] if sums else []
-        totals, parts = (
-            {
-                s.name: Array(f":{what} {s.name} {self._next()}", kind(s)[0], self.row_points, "private", align=64)
-                for s in steps
-            }
-            for what, kind, steps in (("total", frame.wide_total, reduced), ("part", frame.total, narrow))
-        )
-        out: list[Statement] = [LocalArray(a) for a in (*totals.values(), *parts.values())]
+        totals = self._lane_arrays("total", reduced, frame.wide_total, self.row_points)
+        out: list[Statement] = [LocalArray(a) for a in totals.values()]
 
         def clear(f: EmissionState, lane: Expr) -> list[Statement]:
             return [Store(totals[s.name], lane, f.wide_total(s)[1]) for s in reduced]
 
-        def add(f: EmissionState, lane: Expr) -> list[Statement]:
-            def to(step: FusedStep, value: Expr) -> Statement:
-                array = parts.get(step.name, totals[step.name])
-                return Store(array, lane, join_values(step, array[lane], value))
+        def join(f: EmissionState, lane: Expr, arrays: Mapping[str, Array]) -> list[Statement]:
+            return self.steps(
+                f, nest, lambda s, v: Store(arrays[s.name], lane, join_values(s, arrays[s.name][lane], v))
+            )
 
-            return self.steps(f, nest, to)
+        anywhere = replace(frame, at={**frame.at, **{x: self.var(x.name) for x in sums}})
+        guarded = len(row.loop(self, anywhere, at_lane, lambda f, lane: join(f, lane, totals))) > 1
+        width = self.row_points if guarded else BLOCK_LANES
+        parts = self._lane_arrays("part", reduced, frame.total, width) if sums else {}
+        out += [LocalArray(a) for a in parts.values()]
 
-        def clear_parts(f: EmissionState, lane: Expr) -> list[Statement]:
-            return [Store(parts[s.name], lane, f.total(s)[1]) for s in narrow]
+        def block(f: EmissionState, first: Expr, number: Expr) -> Iterable[Statement]:
+            """Yield the sums of a chunk of rows in *number* lanes from *first* on."""
+            lanes = PointRow(row.axis, row.begin + first, number)
 
-        def add_parts(f: EmissionState, lane: Expr) -> list[Statement]:
-            joined = ((s, totals[s.name]) for s in narrow)
-            return [Store(t, lane, join_values(s, t[lane], parts[s.name][lane])) for s, t in joined]
+            def here(g: EmissionState, lane: Expr) -> EmissionState:
+                return at_lane(g, first + lane)
+
+            def clear_parts(g: EmissionState, lane: Expr) -> list[Statement]:
+                return [Store(parts[s.name], lane, g.total(s)[1]) for s in reduced]
+
+            def add_parts(g: EmissionState, lane: Expr) -> list[Statement]:
+                joined = ((s, totals[s.name], parts[s.name]) for s in reduced)
+                return [Store(t, first + lane, join_values(s, t[first + lane], p[lane])) for s, t, p in joined]
+
+            def rows(begin: Expr, end: Expr, together: int) -> Statement:
+                """Return the sums of rows, *together* of them for each time that the sums are loaded and stored."""
+                added = lanes.loop(
+                    self, f, here,
+                    lambda g, lane: [
+                        s for n in range(together) for s in join(g.standing(sums[-1], var + n), lane, parts)
+                    ],
+                )  # fmt: skip
+                return For(var, begin, end, Literal(together, I64), added)
+
+            var, whole = self.var(sums[-1].name), self.var("whole")
+            yield from lanes.loop(self, f, here, clear_parts)
+            if isinstance(number, Literal):
+                yield rows(chunk, stop, 1)
+            else:
+                yield Declare(whole, stop - (stop - chunk) % ROWS_TOGETHER)
+                yield rows(chunk, whole, ROWS_TOGETHER)
+                yield rows(whole, stop, 1)
+            yield from lanes.loop(self, f, here, add_parts)
+
+        chunk, stop, blocks, first = self.var("chunk"), self.var("stop"), self.var("blocks"), self.var("first")
 
         def chunks(f: EmissionState) -> list[Statement]:
-            chunk, stop, var = self.var("chunk"), self.var("stop"), self.var(sums[-1].name)
-            rows = row.loop(self, f.standing(sums[-1], var), at_lane, add)
-            body = (
-                *row.loop(self, f, at_lane, clear_parts),
-                Declare(stop, minimum(f.extent(sums[-1]), chunk + CHUNK_ROWS)),
-                For(var, chunk, stop, Literal(1, I64), rows),
-                *row.loop(self, f, at_lane, add_parts),
-            )
-            return [For(chunk, Literal(0, I64), f.extent(sums[-1]), Literal(CHUNK_ROWS, I64), body)]
+            body: list[Statement] = [Declare(stop, minimum(f.extent(sums[-1]), chunk + CHUNK_ROWS))]
+            if guarded:
+                body += block(f, Literal(0, I64), row.number)
+            else:
+                step = Literal(BLOCK_LANES, I64)
+                body.append(Declare(blocks, row.number - row.number % BLOCK_LANES))
+                body.append(For(first, Literal(0, I64), blocks, step, tuple(block(f, first, step))))
+                body += block(f, blocks, row.number - blocks)
+            return [For(chunk, Literal(0, I64), f.extent(sums[-1]), Literal(CHUNK_ROWS, I64), tuple(body))]
 
         def finish(f: EmissionState, lane: Expr) -> list[Statement]:
             made: list[Statement] = []
@@ -153,12 +321,21 @@ class LaneWriter(LoopWriter):
             return made
 
         out += row.loop(self, frame, at_lane, clear)
-        if narrow:
-            out += self.loops(frame, sums[:-1], chunks)
-        else:
-            out += self.loops(frame, sums, lambda f: row.loop(self, f, at_lane, add))
+        out += (
+            self.loops(frame, sums[:-1], chunks)
+            if sums
+            else row.loop(self, frame, at_lane, lambda f, lane: join(f, lane, totals))
+        )
         out += row.loop(self, frame, at_lane, finish)
         return out
+
+    def _lane_arrays(
+        self, what: str, steps: Iterable[FusedStep], kind: Callable[[FusedStep], tuple[Type, Expr]], number: int
+    ) -> dict[str, Array]:
+        """Return an array of *number* elements of *kind* for each of *steps*, by name."""
+        return {
+            s.name: Array(f":{what} {s.name} {self._next()}", kind(s)[0], number, "private", align=64) for s in steps
+        }
 
     def _row(self, frame: EmissionState, name: str, value: str) -> Array:
         return Array(name, frame.kind_of(value), self.row_points, "private", align=64)
@@ -191,15 +368,12 @@ class LaneWriter(LoopWriter):
         return [*out, *row.loop(self, frame, at_lane, body)]
 
 
-CHUNK_ELEMENTS = 4096
-"""Elements that are summed in single precision, at most."""
-
-
 def cpu_kernel(flat: FusedLayout, kind: Type, row_points: int = ROW_POINTS) -> Kernel:
     """Return the kernel of *flat*: inputs, outputs, slots, ``FIRST_BLOCK``, sizes and strides, constants.
 
     Its launch has as many blocks as points (or rows of *row_points*), counted from the first block.
     """
+    row_points = flat.joined or row_points
     frame = EmissionState(flat, kind, I64)
     first = Var(FIRST_BLOCK, I64)
     params: tuple[Array | Var, ...] = (
@@ -212,36 +386,49 @@ def cpu_kernel(flat: FusedLayout, kind: Type, row_points: int = ROW_POINTS) -> K
 
 def cpu_blocks(flat: FusedLayout, row_points: int = ROW_POINTS) -> int:
     """Return the number of blocks of the kernel of *flat*."""
-    if flat.lanes is None:
-        return flat.points
-    n = flat.extents[flat.lanes]
-    return -(-n // row_points) * flat.points // n if n else 0
+    blocks = {x: flat.extents[x] for x in flat.grid if x != flat.swept}
+    if flat.together is not None:
+        blocks[flat.together] = -(-blocks[flat.together] // (flat.joined or row_points))
+    return prod(blocks.values())
 
 
 @dataclass(frozen=True)
 class _CpuWriter(LaneWriter):
     def kernel(self, frame: EmissionState, first: Var) -> Iterable[Statement]:
         """Yield the coordinates of the grid point, then its stages."""
-        lanes = self.flat.lanes
+        lanes = self.flat.together
         point = self.var("point")
         yield Declare(point, cast(I64, LaunchIndex("block")) + first)
         rest: Expr = point
-        for x in reversed(self.flat.grid):
+        row: PointRow | None = None
+        counted = [x for x in self.flat.grid if x != self.flat.swept]
+        for x in reversed(counted):
             size = frame.extent(x) if x != lanes else (frame.extent(x) + (self.row_points - 1)) // self.row_points
             place = self.var(f"at {x.name}")
-            yield Declare(place, rest if x == self.flat.grid[0] else rest % size)
+            yield Declare(place, rest if x == counted[0] else rest % size)
             rest = rest // size
             if x != lanes:
                 frame = frame.standing(x, place)
                 continue
             begin, number = self.var("begin"), self.var("count")
-            yield Declare(begin, place * self.row_points)
-            yield Declare(number, minimum(frame.extent(x) - begin, self.row_points))
+            if self.flat.joined:  # the last points are computed twice where they are no whole number of rows
+                yield Declare(begin, minimum(place * self.row_points, frame.extent(x) - self.row_points))
+                row = PointRow(x, begin, Literal(self.row_points, I64))
+            else:
+                yield Declare(begin, place * self.row_points)
+                yield Declare(number, minimum(frame.extent(x) - begin, self.row_points))
+                row = PointRow(x, begin, number)
             frame = replace(frame, spread=self.row_points)
-            row = PointRow(x, begin, number)
+        if self.flat.swept is None:
+            yield from self._stages(frame, row)
+        else:
+            yield from self.loops(frame, (self.flat.swept,), lambda f: self._stages(f, row))
+
+    def _stages(self, frame: EmissionState, row: PointRow | None) -> Iterable[Statement]:
+        """Yield the stages of a point of the grid, or of a *row* of points."""
         for n, stage in enumerate(self.flat.fused.stages):
             yield Comment(f"stage {n}")
-            if lanes is None:
+            if row is None:
                 frame, made = self.values(frame, stage.heads)
                 yield from made
                 for nest in stage.nests:

@@ -52,6 +52,16 @@ class FusedLayout:
     extents: Mapping[Iterator, int]
     strides: Strides
     order: tuple[Iterator, ...]
+    joined: int = 0
+    """Points along the last axis of the grid, the vectors of whose reductions are added together; 0 if none are."""
+
+    swept: Iterator | None = None
+    """An axis of the grid along which one block computes all points, or None."""
+
+    @property
+    def together(self) -> Iterator | None:
+        """The axis of the grid whose points are computed together, or None."""
+        return self.grid[-1] if self.joined else self.lanes
 
     @property
     def lanes(self) -> Iterator | None:

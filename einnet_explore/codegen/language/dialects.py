@@ -155,29 +155,53 @@ def transpose_source(side: int, size: int) -> str:
     rows = [let(f"from[{n}]") for n in range(side)]
     done = transpose_rows(rows, lambda a, b, lanes: let(f"SHUFFLE_LANES({a}, {b}, {', '.join(map(str, lanes))})"))
     word, bytes_ = WORD_TYPES[size], side * size
-    every = (f"for (int {x} = 0; {x} < {side}; ++{x})" for x in "ji")
+    every = (f"for (int {x} = 0; {x} < {n}; ++{x})" for x, n in (("j", "rows"), ("i", side)))
     loops = f"    {' '.join(every)} to[j * step + i] = tile[i * {side} + j];"
-    head = f"({word} *to, long long step, const {word} *tile)"
+    head = f"({word} *to, long long step, const {word} *tile, int rows)"
     typed = f"    typedef {word} row __attribute__((vector_size({bytes_}), aligned({size}), may_alias));"
     whole = f"    typedef {word} line __attribute__((vector_size({bytes_}), may_alias));"
     start = "    const row *from = (const row *)tile;"
-    turn = [typed, start, *lines, *(f"    *(row *)(to + {n} * step) = {v};" for n, v in enumerate(done))]
+    turn = [
+        typed,
+        start,
+        *lines,
+        *(f"    if ({n} < rows) *(row *)(to + {n} * step) = {v};" for n, v in enumerate(done)),
+    ]
     stream = [
         typed,
         whole,
         f"    if (((unsigned long long)to | (unsigned long long)(step * {size})) % {bytes_} != 0) {{",
-        f"        turn_{side}_{size}(to, step, tile);",
+        f"        turn_{side}_{size}(to, step, tile, rows);",
         "        return;",
         "    }",
         start,
         *lines,
-        *(f"    STREAM_{bytes_}((line *)(to + {n} * step), (line){v});" for n, v in enumerate(done)),
+        *(f"    if ({n} < rows) STREAM_{bytes_}((line *)(to + {n} * step), (line){v});" for n, v in enumerate(done)),
     ]
     out: list[str] = []
     for name, body in (("turn", turn), ("stream", stream)):
         out += [f"INLINE_ALWAYS void {name}_{side}_{size}{head} {{", "#if defined(__GNUC__)", *body]
         out += ["#else", loops, "#endif", "}"]
     return "\n".join(out)
+
+
+def _reciprocal(value: float) -> tuple[float, ...]:
+    """Return (high, low) of one sign, whose sum is 1 / *value*; empty if *value* has an exact or an extreme reciprocal.
+
+    Infinity times either is then infinity.
+    """
+    divisor = float(np.float32(value))
+    if not MIN_DIVISOR < abs(divisor) < 1 / MIN_DIVISOR:
+        return ()
+    high = np.float32(1 / divisor)
+    if abs(float(high)) > abs(1 / divisor):
+        high = np.nextafter(high, np.float32(0))
+    low = np.float32(1 / divisor - float(high))
+    return (float(high), float(low)) if low else ()
+
+
+MIN_DIVISOR = 1e-18
+"""Divisors of less, and of more than the reciprocal of it, are not replaced by products: those may underflow."""
 
 
 def partial_store_source(lanes: int) -> str:
@@ -261,6 +285,35 @@ below :math:`4 \cdot 10^{-9}`; it is in Estrin's order, since a processor otherw
 the other.  In all, the error is at most 1.1 units in the last place.
 """
 
+TANH_SOURCE = """T tanh_N(T a) {
+    const float z = a * a, m = a < 0.0f ? -a : a;
+    const float high = (-5.70498872745e-3f * z + 2.06390887954e-2f) * z - 5.37397155531e-2f;
+    const float near = ((high * z + 1.33314422036e-1f) * z - 3.33332819422e-1f) * z * a + a;
+    const float far = 1.0f - 2.0f / (EXP(m + m) + 1.0f);
+    return m < 0.625f ? near : a < 0.0f ? -far : far;
+}"""
+"""The C dialect's hyperbolic tangent of float32 (S. Moshier, Cephes, tanhf).
+
+A library has one for vectors and another for single elements, whose last bits differ; gradients of a maximum compare
+an element that is computed again with the maximum.
+"""
+
+QUOTIENT_SOURCE = """float quotient(float a, float divisor, float high, float low) {
+#if defined(__FMA__) || defined(__aarch64__)
+    return (void)divisor, __builtin_fmaf(a, high, a * low);
+#else
+    return (void)high, (void)low, a / divisor;
+#endif
+}"""
+"""The C dialect's quotient of a float32 by a constant, whose reciprocal is *high* + *low*.
+
+It is the correctly rounded one, except for a few pairs of numbers, where it differs in the last bit (Brisebarre, Muller
+and Raina 2004); a division takes five times as long.
+"""
+
+C_SOURCES = {"exp": EXP_SOURCE, "tanh": TANH_SOURCE}
+"""Functions of float32 that the C dialect defines."""
+
 
 @dataclass(frozen=True)
 class Dialect:
@@ -287,15 +340,18 @@ class Dialect:
 
     def needs(self, name: str, kind: Type) -> tuple[str, ...]:
         """Return the helpers that the helper *name* of *kind* calls."""
-        return ("exp",) if "EXP" in HELPER_SOURCES.get(name, "") and "exp" not in self.built_ins(kind) else ()
+        return ("exp",) if "EXP(" in self._source(name, kind) and "exp" not in self.built_ins(kind) else ()
+
+    def _source(self, name: str, kind: Type) -> str:
+        """Return the source of the helper *name* of *kind*, empty if there is none."""
+        return C_SOURCES[name] if kind == F32 and name in C_SOURCES else HELPER_SOURCES.get(name, "")
 
     def helper_text(self, name: str, kind: Type) -> str:
         """Return the definition of the helper *name* of *kind*."""
-        own = (name, kind) == ("exp", F32)
-        if name not in HELPER_SOURCES and not own:
+        out = self._source(name, kind)
+        if not out:
             raise Refused(f"{name} of {kind!r} is no function of {self.name}, and its entry has no c_definition")
         one = "1.0f" if kind == F32 else "1.0"
-        out = EXP_SOURCE if own else HELPER_SOURCES[name]
         for sign, text in (
             ("ONE", one), ("EXP", self.built_ins(kind).get("exp", "exp_N")), ("SQRT", self.built_ins(kind).get("sqrt")),
             ("_N", f"_{kind!r}"), ("T ", f"{self.spell(kind)} "),
@@ -343,7 +399,7 @@ OPENCL = Dialect(
 C = Dialect(
     "c",
     _C,
-    {name: spelt for name, spelt in _SINGLE.items() if name != "exp"},
+    {name: spelt for name, spelt in _SINGLE.items() if name not in C_SOURCES},
     _DOUBLE,
     "static inline",
     {"global": "", "shared": "", "private": ""},
@@ -412,8 +468,8 @@ _WORDS = """
     j0 j1 jn kernel ldexp length lgamma linux local log log10 log1p log2 long mad mad24 main max maximum maxmag min
     minimum minmag mix modf module mul24 mul_hi mutable namespace nan native_exp ndrange_t new noexcept normalize
     not not_eq nullptr operator or or_eq pipe popcount pow prefetch printf private protected ptrdiff_t public quad
-    queue_t radians read_only read_write register reinterpret_cast requires restrict return rhadd rint rotate round
-    rsqrt sampler_t select short shuffle shuffle2 sigmoid sign signbit signed signgam sin sinh size_t sizeof sqrt
+    queue_t quotient radians read_only read_write register reinterpret_cast requires restrict return rhadd rint rotate
+    round rsqrt sampler_t select short shuffle shuffle2 sigmoid sign signbit signed signgam sin sinh size_t sizeof sqrt
     static static_assert static_cast stdin step struct switch tan tanh template tgamma this threadIdx thread_local
     threads throw true trunc try typedef typeid typename typeof uchar uint uintptr_t ulong uniform union unix
     unsigned upsample ushort using virtual void volatile warpSize wchar_t while write_only xor xor_eq y0 y1 yn
@@ -424,7 +480,7 @@ RESERVED_NAMES = frozenset(_WORDS.split()).union(HELPER_SOURCES, _DOUBLE.values(
 
 RESERVED_PATTERN = re.compile(
     r"\w+_t|(u?(char|short|int|long)|float|double|half|bool)\d+|pack_\d+"
-    rf"|({'|'.join(HELPER_SOURCES)})_\w+|({'|'.join((*_DOUBLE.values(), *_GPU_ONLY.values()))})f"
+    rf"|({'|'.join((*HELPER_SOURCES, *C_SOURCES))})_\w+|({'|'.join((*_DOUBLE.values(), *_GPU_ONLY.values()))})f"
     r"|mem(cpy|set|move)|make_\w+|v(load|store)_?\w*"
     r"|(copy|await|load|store|multiply)_\w+|(turn|stream)_\d+_\d+|(lanes|part)_\d+"
     r"|(convert|get|as|native|half|work|sub|async|wait|atomic|atom|omp)_\w+|[A-Z][A-Z0-9]*_[A-Z0-9_]+|EOF|FILE|BUFSIZ"
@@ -487,6 +543,10 @@ class ExpressionPrinter:
                 return (said, _ATOM_PRECEDENCE) if self.dialect is C else (f"(int){said}", UNARY_PRECEDENCE)
             case Unary(op, arg):
                 return f"{op}{self.expr(arg, _ATOM_PRECEDENCE)}", UNARY_PRECEDENCE
+            case Binary("/", left, Literal(value, kind)) if self.dialect is C and kind == F32 and _reciprocal(value):
+                given = (left, Literal(value, kind), *(Literal(part, F32) for part in _reciprocal(value)))
+                name = self._helper("quotient", QUOTIENT_SOURCE)
+                return f"{name}({', '.join(map(self.expr, given))})", _ATOM_PRECEDENCE
             case Binary(op, left, right):
                 binds = _PRECEDENCE[op]
                 # Mixed logic and bits are parenthesised for compilers that warn, and for readers.
@@ -683,4 +743,4 @@ class MemoryPrinter(ExpressionPrinter):
         self.helpers.setdefault(f"turn_{s.side}_{size}", transpose_source(s.side, size))
         word = WORD_TYPES[size]
         to, tile = self.place(s.target, s.write), self.names.of(s.tile.name)
-        return f"{name}(({word} *)({to}), {s.stride}, (const {word} *){tile});"
+        return f"{name}(({word} *)({to}), {s.stride}, (const {word} *){tile}, {s.rows or s.side});"

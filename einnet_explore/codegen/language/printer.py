@@ -298,7 +298,7 @@ def transpose_loops(s: StoreTransposed) -> For:
     value: Expr = Load(s.tile, i * s.side + j)
     place = s.write + cast(s.write.type, j * s.stride + i)
     inner = counted_loop(i, s.side, Store(s.target, place, value), hint="unroll")
-    return counted_loop(j, s.side, inner, hint="unroll")
+    return counted_loop(j, s.rows or s.side, inner, hint="unroll")
 
 
 _JOINS = {"+": "+", "*": "*", "maximum": "max", "minimum": "min"}
@@ -415,7 +415,11 @@ class _Printer(MemoryPrinter):
         yield "    const long long groups = (long long)grid_x * grid_y * grid_z;"
         yield "    #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)"
         yield "    for (long long group = 0; group < groups; ++group) {"
-        where = ("group % grid_x", "group / grid_x % grid_y", "group / ((long long)grid_x * grid_y)")
+        where = (
+            "group < grid_x ? group : group % grid_x",
+            "group / grid_x % grid_y",
+            "group / ((long long)grid_x * grid_y)",
+        )
         asked = launch_indices(kernel.body)
         for d, at in enumerate(where):
             if LaunchIndex("block", d) in asked:

@@ -135,10 +135,10 @@ class PairOperation(Node):
 
 @node
 class StoreTransposed(Node):
-    """target[write + j·stride + i] = tile[i·side + j] for all i, j < side: a tile transposed in registers.
+    """target[write + j·stride + i] = tile[i·side + j] for all i < side, j < rows: a tile transposed in registers.
 
-    *tile* is a private array of side² elements; side is 4, 8 or 16. *streamed*: whole lines bypass the caches where
-    the machine can; other threads of the grid see them only after the kernel has ended.
+    *tile* is a private array of side² elements; side is 4, 8 or 16, and so are *rows* if they are 0.  *streamed*: whole
+    lines bypass the caches where the machine can; other threads of the grid see them only after the kernel has ended.
     """
 
     target: Array
@@ -147,6 +147,7 @@ class StoreTransposed(Node):
     tile: Array
     side: int
     streamed: bool = False
+    rows: int = 0
 
 
 WARP_THREADS = 32
@@ -721,10 +722,16 @@ def _check_transfer(s: Statement, known: dict[str, Array | Var]) -> None:
                 _check_index(array, index)
         case StoreTransposed(target, write, stride, tile, side):
             private = tile.space == "private" and tile.kind == target.kind and tile.size == side * side
-            if side not in TILE_SIDES or not private or stride < side or target.kind.size not in WORD_TYPES:
+            if (
+                side not in TILE_SIDES
+                or not private
+                or stride < side
+                or target.kind.size not in WORD_TYPES
+                or not 0 <= s.rows <= side
+            ):
                 raise Refused(
                     f"a square of {side} of {tile.space} {tile.kind!r}, {tile.size} elements, is turned into "
-                    f"{target.name} of {target.kind!r}, rows {stride} apart: "
+                    f"{target.name} of {target.kind!r}, {s.rows or side} rows {stride} apart: "
                     f"expected {', '.join(map(str, TILE_SIDES))}, a "
                     "private array of as many elements, one kind of 2, 4 or 8 bytes, and rows that do not overlap"
                 )

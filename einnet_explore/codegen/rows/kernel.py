@@ -108,7 +108,7 @@ class RowKernel:
                     return lambda *at: self.places[called][at]
             raise TypeError(f"{source!r} is no tensor")
 
-        return tvm_expression(body, env, node_reader, "float32")
+        return tvm_expression(body, env, node_reader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,7 @@ class RowWriter:
                     self.readers[node_name(n)] = _read_from(self.buffers[n], 0)
                 case ReducedNode(reduce, body):
                     total = T.alloc_buffer((self._lanes,))
-                    neutral = tvm_constant(REDUCTIONS[reduce], "float32")
+                    neutral = tvm_constant(REDUCTIONS[reduce])
                     store_vector(total, tirx.Broadcast(neutral, self._lanes), 0, self._lanes)
                     steps.append((self._value(body), _accumulate_into(total, reduce, neutral)))
                     sums.append((n, total))

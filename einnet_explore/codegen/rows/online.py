@@ -239,7 +239,7 @@ class _OnlineBlock:
             self._largest(largest, r, begin)
         with T.serial(kernel.rows // lanes) as c, T.vectorized(lanes) as x:
             r = c * lanes + x
-            T.buffer_store(self.again, emission.tvm_operator("exp", (self.most[r] - largest[r],), "float32"), [r])
+            T.buffer_store(self.again, emission.tvm_operator("exp", (self.most[r] - largest[r],)), [r])
         with T.serial(kernel.rows // lanes) as c:
             store_vector(self.most, load_vector(largest, c * lanes, lanes), c * lanes, lanes)
         with T.serial(kernel.rows) as r:
@@ -323,7 +323,7 @@ class _OnlineBlock:
         store_vector(sums, tirx.Broadcast(tirx.const(0.0, "float32"), lanes), 0, lanes)
         with T.serial(kernel.columns // lanes) as c, T.vectorized(lanes) as x:
             at = start + c * lanes + x
-            power = emission.tvm_operator("exp", (self.powers[at] - self.most[r],), "float32")
+            power = emission.tvm_operator("exp", (self.powers[at] - self.most[r],))
             T.buffer_store(self.powers, power, [at])
             T.buffer_store(sums, sums[x] + self.powers[at], [x])
         found = fold_vector(sums, lanes, lambda a, b: a + b)

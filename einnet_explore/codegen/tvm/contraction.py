@@ -558,7 +558,7 @@ def _epilogue_value(
     for access in accesses(form.epilogue):
         if access.source != SUM_RESULT:
             places[_tensor_source(access).name] = _side_reader(context, access)
-    stages = emission.StageBuilder(places, "float32", {}, {})
+    stages = emission.StageBuilder(places, {}, {})
     return stages.scalar(form.epilogue, dict(zip(form.outside, at, strict=True)))
 
 

@@ -1,7 +1,6 @@
 r"""Scopes as TVM tensor expressions: a stage for each scope that ``prepare`` leaves, guards as ``if_then_else``.
 
-Scalar functions are vectorisable expressions: the exponential and its relatives are polynomials, not calls.  Transpose
-tiles are a tensor intrinsic of ``codegen.language.dialects.transpose_rows``.
+Scalar functions are vectorisable expressions: the exponential and its relatives are polynomials, not calls.
 
 A product in vector registers is a few rows times a few vectors, summed over one loop:
 
@@ -15,12 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, reduce
-from itertools import count
+from functools import reduce
 from math import inf
 
 from einnet_explore.analysis.indices import guard
-from einnet_explore.codegen.language.dialects import transpose_rows
 from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.ir import (
     COMPARISONS,
@@ -48,29 +45,26 @@ tvm, te, tirx = LazyModule("tvm"), LazyModule("tvm.te"), LazyModule("tvm.tirx")
 T, s_tir = LazyModule("tvm.tirx.script.builder.ir"), LazyModule("tvm.s_tir")
 
 
-@dataclass(frozen=True)
 class _TvmFunctions:
-    """TVM's functions by NumPy's names; polynomials for float32, since those vectorise."""
-
-    dtype: str
+    """TVM's functions by NumPy's names; polynomials where those vectorise."""
 
     def maximum(self, a: TvmObject, b: TvmObject) -> TvmObject:
-        return tirx.max(a, tirx.const(b, self.dtype) if isinstance(b, int) else b)
+        return tirx.max(a, tvm_constant(b) if isinstance(b, int) else b)
 
     def minimum(self, a: TvmObject, b: TvmObject) -> TvmObject:
         return tirx.min(a, b)
 
     def where(self, condition: TvmObject, a: TvmObject, b: TvmObject) -> TvmObject:
-        return tirx.Select(condition, *(tirx.const(v, self.dtype) if isinstance(v, int) else v for v in (a, b)))
+        return tirx.Select(condition, *(tvm_constant(v) if isinstance(v, int) else v for v in (a, b)))
 
     def exp(self, a: TvmObject) -> TvmObject:
-        return _exp(a) if self.dtype == "float32" else tirx.exp(a)
+        return _exp(a)
 
     def tanh(self, a: TvmObject) -> TvmObject:
-        return _tanh(a) if self.dtype == "float32" else tirx.tanh(a)
+        return _tanh(a)
 
     def expit(self, a: TvmObject) -> TvmObject:
-        return 1 / (1 + _exp(-a)) if self.dtype == "float32" else tirx.sigmoid(a)
+        return 1 / (1 + _exp(-a))
 
     def rint(self, a: TvmObject) -> TvmObject:
         return tirx.nearbyint(a)
@@ -82,7 +76,7 @@ class _TvmFunctions:
         return found
 
 
-def tvm_operator(op: str, args: tuple[TvmObject, ...], dtype: str) -> TvmObject:
+def tvm_operator(op: str, args: tuple[TvmObject, ...]) -> TvmObject:
     """Return the expression of an ``Apply``; raises ValueError for an unknown function."""
     match op, args:
         case "+", _:
@@ -92,45 +86,46 @@ def tvm_operator(op: str, args: tuple[TvmObject, ...], dtype: str) -> TvmObject:
         case "-", (a, b):
             return a - b
         case "/", (a, b):
-            return tirx.floordiv(a, b) if dtype.startswith("int") else a / b
+            return a / b
         case "neg", (a,):
             return -a
         case "pow", (tirx.FloatImm(value=0.0), b):
-            return _zero_to_the(b, dtype)
+            return _zero_to_the(b)
         case "where", (condition, a, b):
             return tirx.if_then_else(condition, a, b)
     if op in ELEMENT_TYPES:
-        return _cast(args[0], ELEMENT_TYPES[op], dtype)
+        return _cast(args[0], ELEMENT_TYPES[op])
     function = SCALAR_FUNCTIONS.get(op)
     if function is None or function.compute is None or function.arity != len(args):
         raise ValueError(f"{op} with {len(args)} arguments is no scalar function")
-    return function.compute(_TvmFunctions(dtype), *args)
+    return function.compute(_TvmFunctions(), *args)
 
 
-def _cast(a: TvmObject, kind: ElementType, dtype: str) -> TvmObject:
-    """Return *a* as an element of *kind*, in arithmetic of *dtype*."""
+def _cast(a: TvmObject, kind: ElementType) -> TvmObject:
+    """Return *a* as an element of *kind*, in float32."""
     if kind.name == "bool":
-        return (a != tirx.const(0, dtype)).astype(dtype)
+        return (a != tvm_constant(0)).astype("float32")
     if kind.is_integer:
-        return a.astype("int64").astype(kind.name).astype(dtype)
+        return a.astype("int64").astype(kind.name).astype("float32")
     if kind.bits < 32:
-        raise ValueError(f"a value of {dtype} is not cast to {kind.name} in TVM kernels")
-    return a.astype(kind.name).astype(dtype)
+        raise ValueError(f"a value of float32 is not cast to {kind.name} in TVM kernels")
+    return a.astype(kind.name).astype("float32")
 
 
-def _zero_to_the(exponent: TvmObject, dtype: str) -> TvmObject:
+def _zero_to_the(exponent: TvmObject) -> TvmObject:
     """Return 0 to the *exponent*, as in gradients of kinks, without a call of pow: 1, 0 or ∞; NaN stays NaN."""
-    one, zero, far = (tirx.const(v, dtype) for v in (1, 0, inf))
+    one, zero, far = map(tvm_constant, (1, 0, inf))
 
     def of(x: TvmObject) -> TvmObject:
         return tirx.Select(x == zero, one, tirx.Select(x > zero, zero, tirx.Select(x < zero, far, x)))
 
     # TVM takes no expression twice in which something is bound.
-    return _let(exponent, of, dtype)
+    return _let(exponent, of)
 
 
-def _f32(value: float) -> TvmObject:
-    return tirx.const(value, "float32")
+def tvm_constant(value: float) -> TvmObject:
+    """Return *value* as an immediate in float32."""
+    return tirx.const(float(value), "float32")
 
 
 def _exp(argument: TvmObject) -> TvmObject:
@@ -139,16 +134,20 @@ def _exp(argument: TvmObject) -> TvmObject:
 
 
 def _exp_of(x: TvmObject) -> TvmObject:
-    clamped = tirx.max(tirx.min(x, _f32(88.72)), _f32(-87.33))
-    scaled = tirx.min(tirx.floor(clamped * _f32(1.44269504088896341) + _f32(0.5)), _f32(127))
+    clamped = tirx.max(tirx.min(x, tvm_constant(88.72)), tvm_constant(-87.33))
+    scaled = tirx.min(tirx.floor(clamped * tvm_constant(1.44269504088896341) + tvm_constant(0.5)), tvm_constant(127))
 
     def power(n: TvmObject) -> TvmObject:
         two_to_n = tirx.reinterpret("float32", (n.astype("int32") + 127) * (1 << 23))
-        rest = clamped - n * _f32(0.693359375) - n * _f32(-2.12194440e-4)
+        rest = clamped - n * tvm_constant(0.693359375) - n * tvm_constant(-2.12194440e-4)
         return _let(rest, lambda r: (_horner(r, _EXP) * r * r + r + 1) * two_to_n)
 
     # Beyond the range of single precision, and for NaN, the limits are put in.
-    far = tirx.Select(x > _f32(88.72), _f32(inf), tirx.Select(x < _f32(-87.33), _f32(0), _let(scaled, power)))
+    far = tirx.Select(
+        x > tvm_constant(88.72),
+        tvm_constant(inf),
+        tirx.Select(x < tvm_constant(-87.33), tvm_constant(0), _let(scaled, power)),
+    )
     return tirx.Select(tirx.isnan(x), x, far)
 
 
@@ -162,22 +161,22 @@ def _tanh(argument: TvmObject) -> TvmObject:
     def of(x: TvmObject) -> TvmObject:
         a = tirx.abs(x)
         near = _let(x * x, lambda z: _horner(z, _TANH) * z * x + x)
-        signed = _let(1 - 2 / (_exp(a + a) + 1), lambda far: tirx.Select(x < _f32(0), -far, far))
-        return tirx.Select(a < _f32(0.625), near, signed)
+        signed = _let(1 - 2 / (_exp(a + a) + 1), lambda far: tirx.Select(x < tvm_constant(0), -far, far))
+        return tirx.Select(a < tvm_constant(0.625), near, signed)
 
     return _let(argument, of)
 
 
-def _let(value: TvmObject, body: Callable[[TvmObject], TvmObject], dtype: str = "float32") -> TvmObject:
+def _let(value: TvmObject, body: Callable[[TvmObject], TvmObject]) -> TvmObject:
     """Return *body* of *value*, which is evaluated once."""
-    x = tirx.Var("x", dtype)
+    x = tirx.Var("x", "float32")
     return tirx.Let(x, value, body(x))
 
 
 def _horner(x: TvmObject, coefficients: tuple[float, ...]) -> TvmObject:
-    total = _f32(coefficients[0])
+    total = tvm_constant(coefficients[0])
     for c in coefficients[1:]:
-        total = total * x + _f32(c)
+        total = total * x + tvm_constant(c)
     return total
 
 
@@ -195,15 +194,34 @@ class LoweredStages:
     stages: Mapping[str, Scope]
 
 
-def lower_stages(scope: Scope, dtype: str) -> LoweredStages:
-    """Return the stages of a prepared *scope* over elements of *dtype*; each input is listed once."""
+def lower_stages(scope: Scope) -> LoweredStages:
+    """Return the stages of a prepared *scope* in float32; each input is listed once."""
     places: dict[str, TvmObject] = {}
     for tensor in tensors(scope):
         if tensor.name not in places:
-            places[tensor.name] = te.placeholder(tensor.shape, dtype, name=f"T{len(places)}")
-    stages = StageBuilder(places, dtype, {}, {})
+            places[tensor.name] = te.placeholder(tensor.shape, "float32", name=f"T{len(places)}")
+    stages = StageBuilder(places, {}, {})
     output = stages.stage(scope)
     return LoweredStages(tuple(places), tuple(places.values()), output, {name: s for s, name in stages.names.items()})
+
+
+def stages_function(scope: Scope, inputs: Mapping[str, tuple[int, ...]], parallel: bool) -> TvmObject:
+    """Return the PrimFunc of a prepared *scope* in float32 from *inputs* (shapes by name): its stages as written.
+
+    LLVM vectorises them.  If *parallel*, the outermost loop of each is.
+    """
+    lowered = lower_stages(scope)
+    # ``prepare`` may drop a tensor that is multiplied away or only read outside its box: it stays a parameter.
+    known = dict(zip(lowered.inputs, lowered.placeholders, strict=True))
+    parameters = [
+        known[name] if name in known else te.placeholder(shape, "float32", name=f"unused_{n}")
+        for n, (name, shape) in enumerate(inputs.items())
+    ]
+    schedule = s_tir.Schedule(te.create_prim_func([*parameters, lowered.output]))
+    for name, stage in lowered.stages.items():
+        if parallel and stage.traversals:
+            schedule.parallel(schedule.get_loops(schedule.get_sblock(name))[0])
+    return schedule.mod["main"]
 
 
 @dataclass(frozen=True)
@@ -211,7 +229,6 @@ class StageBuilder:
     """Builds the tensors of scopes; equal scopes are one stage."""
 
     places: Mapping[str, TvmObject]
-    dtype: str
     done: dict[Scope, TvmObject]
     names: dict[Scope, str]
 
@@ -233,11 +250,11 @@ class StageBuilder:
             return self.scalar(scope.body, env)
         sums = [te.reduce_axis((0, s.extent), s.name) for s in scope.summations]
         env |= {s: v + s.lo if s.lo else v.var for s, v in zip(scope.summations, sums, strict=True)}
-        return _reducer(scope.reduce, self.dtype)(self.scalar(scope.body, env), axis=sums)
+        return _reducer(scope.reduce)(self.scalar(scope.body, env), axis=sums)
 
     def scalar(self, body: Scalar, env: Environment) -> TvmObject:
         """Return the expression of *body* for iterators of the values *env*."""
-        return tvm_expression(body, env, self._read, self.dtype)
+        return tvm_expression(body, env, self._read)
 
     def _read(self, source: Tensor | Table | Scope) -> Callable[..., TvmObject]:
         match source:
@@ -249,33 +266,24 @@ class StageBuilder:
                 raise TypeError("a prepared scope reads no table")
 
 
-def tvm_expression(body: Scalar, env: Environment, read: SourceReader, dtype: str) -> TvmObject:
+def tvm_expression(body: Scalar, env: Environment, read: SourceReader) -> TvmObject:
     """Return the expression of *body* for iterators of the values *env*; ``read(source)(*index)`` is an element."""
     match body:
         case Const(value):
-            return tvm_constant(value, dtype)
+            return tvm_constant(value)
         case Access(source, index):
             inside = guard(index, source.box, Const(1), 0)
             if inside == Const(0):
-                return tvm_constant(source.value, dtype)
+                return tvm_constant(source.value)
             element = read(source)(*(_clamped_index(i, b, env) for i, b in zip(index, source.box, strict=True)))
             conditions = list(_conditions(inside, env))
             if not conditions:
                 return element
-            return tirx.if_then_else(tirx.all(*conditions), element, tvm_constant(source.value, dtype))
+            return tirx.if_then_else(tirx.all(*conditions), element, tvm_constant(source.value))
         case Compare():
             return _compare(body, env)
         case Apply(op, args):
-            return tvm_operator(op, tuple(tvm_expression(a, env, read, dtype) for a in args), dtype)
-
-
-def tvm_constant(value: float, dtype: str) -> TvmObject:
-    """Return *value* as an immediate of *dtype*; infinities become the extreme integers."""
-    if dtype.startswith("int"):
-        if abs(value) == inf:
-            return tirx.max_value(dtype) if value > 0 else tirx.min_value(dtype)
-        return tirx.const(int(value), dtype)
-    return tirx.const(float(value), dtype)
+            return tvm_operator(op, tuple(tvm_expression(a, env, read) for a in args))
 
 
 def _conditions(inside: Scalar, env: Environment) -> list[TvmObject]:
@@ -347,77 +355,15 @@ def tvm_index(index: Index, env: Environment) -> TvmObject:
     return total + index.const if index.const else total
 
 
-def _reducer(name: str, dtype: str) -> Callable[..., TvmObject]:
+def _reducer(name: str) -> Callable[..., TvmObject]:
     combine: dict[str, Callable[[TvmObject, TvmObject], TvmObject]] = {
         "sum": lambda a, b: a + b,
         "prod": lambda a, b: a * b,
         "max": lambda a, b: tirx.max(a, b),  # noqa: PLW0108 - te reads the arguments' names
         "min": lambda a, b: tirx.min(a, b),  # noqa: PLW0108
     }
-    neutral = tvm_constant(REDUCTIONS[name], dtype)
+    neutral = tvm_constant(REDUCTIONS[name])
     return te.comm_reducer(combine[name], lambda _: neutral, name=name)  # type: ignore[no-any-return]
-
-
-@lru_cache(256)
-def transpose_intrinsic(side: int, gap: int, between: int) -> str:
-    """Return the name of the intrinsic B[j, 0 × *gap*, i] = A[i, 0 × *between*, j] for tiles of *side*² float32.
-
-    *side* is 4, 8 or 16.
-    """
-    name = f"einnet_explore.transpose.{side}.{gap}.{between}"
-    moves, last = _transpose_statements(side, between)
-    stores = "".join(f"        B.vstore([{_indices(i, gap, 0)}], {row})\n" for i, row in enumerate(last))
-    a_shape, b_shape = ((side, *[1] * n, side) for n in (between, gap))
-    a_strides, b_strides = (
-        [*(f"{letter}{n}" for n in range(len(shape) - 1)), "1"] for letter, shape in (("r", a_shape), ("s", b_shape))
-    )
-    head = f"""    with T.sblock("root"):
-        T.reads(A[{_ranges(a_shape)}])
-        T.writes(B[{_ranges(b_shape)}])
-"""
-    meaning = f"""
-@T.prim_func(s_tir=True)
-def meaning(a: T.handle, b: T.handle) -> None:
-    A = T.match_buffer(a, {a_shape}, "float32", offset_factor=1)
-    B = T.match_buffer(b, {b_shape}, "float32", offset_factor=1)
-{head}        for i, j in T.grid({side}, {side}):
-            with T.sblock("element"):
-                vi, vj = T.axis.remap("SS", [i, j])
-                B[{_indices("vi", gap, "vj")}] = A[{_indices("vj", between, "vi")}]
-"""
-    variables = "".join(f"    {s} = T.int32()\n" for s in (*a_strides[:-1], *b_strides[:-1]))
-    done = f"""
-@T.prim_func(s_tir=True)
-def done(a: T.handle, b: T.handle) -> None:
-{variables}    A = T.match_buffer(a, {a_shape}, "float32", offset_factor=1, strides=[{", ".join(a_strides)}])
-    B = T.match_buffer(b, {b_shape}, "float32", offset_factor=1, strides=[{", ".join(b_strides)}])
-{head}{moves}{stores}"""
-    s_tir.TensorIntrin.register(name, tvm.script.from_source(meaning), tvm.script.from_source(done), override=True)
-    return name
-
-
-def _indices(first: object, zeros: int, last: object) -> str:
-    return ", ".join(map(str, (first, *[0] * zeros, last)))
-
-
-def _ranges(shape: tuple[int, ...]) -> str:
-    return ", ".join(f"0:{n}" for n in shape)
-
-
-def _transpose_statements(side: int, between: int) -> tuple[str, list[str]]:
-    """Return (statements, names of the transposed rows)."""
-    lines: list[str] = []
-    numbers = count()
-
-    def let(value: str) -> str:
-        name = f"v{next(numbers)}"
-        # Not an assignment: that would be a buffer on the heap.
-        lines.append(f"        {name}: T.let = {value}\n")
-        return name
-
-    rows = [let(f'A.vload([{_indices(i, between, 0)}], "float32x{side}")') for i in range(side)]
-    done = transpose_rows(rows, lambda a, b, lanes: let(f"T.Shuffle([{a}, {b}], {lanes})"))
-    return "".join(lines), done
 
 
 SUM_REGISTERS = 16
