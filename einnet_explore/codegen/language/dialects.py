@@ -482,7 +482,7 @@ RESERVED_PATTERN = re.compile(
     r"\w+_t|(u?(char|short|int|long)|float|double|half|bool)\d+|pack_\d+"
     rf"|({'|'.join((*HELPER_SOURCES, *C_SOURCES))})_\w+|({'|'.join((*_DOUBLE.values(), *_GPU_ONLY.values()))})f"
     r"|mem(cpy|set|move)|make_\w+|v(load|store)_?\w*"
-    r"|(copy|await|load|store|multiply)_\w+|(turn|stream)_\d+_\d+|(lanes|part)_\d+"
+    r"|(copy|await|choose|load|store|multiply)_\w+|(turn|stream)_\d+_\d+|(lanes|part)_\d+"
     r"|(convert|get|as|native|half|work|sub|async|wait|atomic|atom|omp)_\w+|[A-Z][A-Z0-9]*_[A-Z0-9_]+|EOF|FILE|BUFSIZ"
 )
 """Names of types, functions and macros that follow a pattern."""
