@@ -184,7 +184,7 @@ def test_both_checkers_admit_rounded_operands_at_the_level_bf16_only(tmp_path: P
     record = json.loads(json.dumps(to_record(derivation, ee.check(derivation))))
     path = tmp_path / "r.json"
     path.write_text(json.dumps(record))
-    with pytest.raises(RecordError, match=r"'operand_rounding', which rounds operands .* --numerics bf16"):
+    with pytest.raises(RecordError, match=r"'operand_rounding', which rounds operands .*--numerics bf16"):
         check_record(record)
     assert check_record(record, rounding=True).kind == "rounded"
     assert main(["check", str(path), "--numerics", "bf16", "--require", "rounded"]) == 0

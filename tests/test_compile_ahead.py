@@ -2,11 +2,12 @@
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
-import tvm
 
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, tensors
 from einnet_explore.runtime import compiled
@@ -21,6 +22,8 @@ V[k:40, f:16] = 2 * W[k, f]
 T[i:24, f:16] = sum[k:40] x[i, k] * V[k, f]
 Y[f:16, i:24] = tanh(T[i, f]) + T[i, f]
 output Y"""
+
+Build: TypeAlias = Callable[..., compiled.CompiledFunction]
 
 W = np.random.default_rng(0).standard_normal((40, 16)).astype(np.float32)
 
@@ -37,13 +40,16 @@ def builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Counter[str]:
     monkeypatch.setenv("EINNET_EXPLORE_CACHE", str(tmp_path))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     found: Counter[str] = Counter()
-    build = compiled.build_tvm
 
-    def counted(function: tvm.tirx.PrimFunc, key: str, threads: int) -> compiled.CompiledFunction:
-        found[key] += 1
-        return build(function, key, threads)
+    def counting(build: Build) -> Build:
+        def counted(source: Any, key: str, *rest: Any) -> compiled.CompiledFunction:
+            found[key] += 1
+            return build(source, key, *rest)
 
-    monkeypatch.setattr(compiled, "build_tvm", counted)
+        return counted
+
+    for name in ("build_tvm", "build_c"):
+        monkeypatch.setattr(compiled, name, counting(getattr(compiled, name)))
     return found
 
 
@@ -65,15 +71,17 @@ def test_nothing_is_compiled_ahead_on_one_core(builds: Counter[str], monkeypatch
 
 
 def test_refused_kernel_leaves_the_others(builds: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    build = compiled.build_tvm
+    def refusing(build: Build) -> Build:
+        def refused_once(source: Any, key: str, *rest: Any) -> compiled.CompiledFunction:
+            kept = build(source, key, *rest)
+            if len(builds) == 1:
+                raise RuntimeError("refused")
+            return kept
 
-    def refusing(function: tvm.tirx.PrimFunc, key: str, threads: int) -> compiled.CompiledFunction:
-        kept = build(function, key, threads)
-        if len(builds) == 1:
-            raise RuntimeError("refused")
-        return kept
+        return refused_once
 
-    monkeypatch.setattr(compiled, "build_tvm", refusing)
+    for name in ("build_tvm", "build_c"):
+        monkeypatch.setattr(compiled, name, refusing(getattr(compiled, name)))
     assert compile_ahead([program()], 1, {"W": W}, ProfileStore()) > 1 < len(builds)
 
 

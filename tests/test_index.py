@@ -246,7 +246,7 @@ def test_division_needs_a_positive_integer(d: int) -> None:
 
 
 def test_equal_indices_are_one_object() -> None:
-    assert Iterator("i", 0, 12) is i and Iterator("i", lo=0, hi=12) == i
+    assert Iterator("i", 0, 12) is Iterator("i", 0, 12) and Iterator("i", lo=0, hi=12) == i
     assert (i + 2 * j) // 3 is (j + i + j) // 3
     assert i + 1 is not i + 2
 

@@ -179,7 +179,9 @@ def _padded_dimensions(scope: Scope) -> frozenset[Iterator]:
 def _with_padded_factors(access: Access) -> Scope:
     """Return the scope that *access* reads, whose padding is that of the factors of its terms."""
     scope = _padded_scope(access)
-    if scope.value or scope.reduce != "sum" or not has_finite_padding(scope.body):
+    if scope.value:
+        raise Refused(f"the scope is {scope.value:g} around its box, expected 0")
+    if scope.reduce != "sum" or not has_finite_padding(scope.body):
         raise Refused(
             f"the scope takes the {scope.reduce}, or reads an infinite padding: expected a sum of finite reads"
         )

@@ -89,6 +89,7 @@ from einnet_explore.rules.boundaries import Tightening, Wider
 from einnet_explore.rules.contraction_order import Order
 from einnet_explore.rules.distributivity import Inwards, Termwise
 from einnet_explore.rules.expression_splitting import Cut
+from einnet_explore.rules.padding_exchange import PaddedFunction
 from einnet_explore.rules.prefix_splitting import Blocks, block_sizes, last_summed, summed_end
 from einnet_explore.rules.recentring import Place
 from einnet_explore.rules.traversal_factoring import Selection
@@ -161,7 +162,7 @@ def _paddings(program: Program) -> Iterable[Match[object]]:
                 wider = Wider(((x, x.lo - before, x.hi + after),))
                 if (before or after) and accepted(BOUNDARY_RELAXING.rewrite, program, at, wider):
                     yield Match(BOUNDARY_RELAXING, at, wider)
-        yield from PADDING_EXCHANGE.matches(program, at)
+        yield from (m for m in PADDING_EXCHANGE.matches(program, at) if not isinstance(m.params, PaddedFunction))
 
 
 def _in_bands(derivation: Derivation) -> Iterable[Derivation]:
