@@ -33,7 +33,7 @@ fast
 
 # %% [markdown]
 # `budget` is the time of tuning: the largest subprogram is tuned first, and none is begun later. Fifteen seconds are
-# short: the default is 20 for each different subprogram, between one and eight minutes. Tuning results are cached, so the
+# short: the default is 4 for each different subprogram, 60 to 150 in all. Tuning results are cached, so the
 # next run starts with them. (`einnet_widgets.OptimizeCell("model.onnx")` does the same with a progress bar, a cancel button and a download
 # link.) A subprogram is replaced only if the replacement is *measured* to be faster than the original on this machine.
 # On another machine, other subprograms may be replaced, or none.
