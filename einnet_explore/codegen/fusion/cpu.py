@@ -226,10 +226,7 @@ class LaneWriter(LoopWriter):
             total: Expr = columns[s.name][lane]
             for n in range(1, side):
                 total = join_values(s, total, columns[s.name][lane + n * side])
-            var = self.var(s.name, F32)
-            made.append(Declare(var, here.finished(s, total)))
-            made += [Store(self.rows[s.name], lane, var)] if s.name in keep else []
-            made += [here.store(s, var)] if s.stores else []
+            made += self._finished(here, s, total, lane, keep)
         return [*out, counted_loop(lane, side, *made, hint="vector")]
 
     def reduce_by_lane(
@@ -314,10 +311,7 @@ class LaneWriter(LoopWriter):
         def finish(f: EmissionState, lane: Expr) -> list[Statement]:
             made: list[Statement] = []
             for s in reduced:
-                var = self.var(s.name, f.kind_of(s.name))
-                made.append(Declare(var, f.finished(s, totals[s.name][lane])))
-                made += [Store(self.rows[s.name], lane, var)] if s.name in keep else []
-                made += [f.store(s, var)] if s.stores else []
+                made += self._finished(f, s, totals[s.name][lane], lane, keep)
             return made
 
         out += row.loop(self, frame, at_lane, clear)
@@ -328,6 +322,15 @@ class LaneWriter(LoopWriter):
         )
         out += row.loop(self, frame, at_lane, finish)
         return out
+
+    def _finished(
+        self, frame: EmissionState, step: FusedStep, total: Expr, lane: Expr, keep: tuple[str, ...]
+    ) -> list[Statement]:
+        """Return the value of *step* for its *total*, stored in its row if it is in *keep*, and in memory."""
+        var = self.var(step.name, frame.kind_of(step.name))
+        made: list[Statement] = [Declare(var, frame.finished(step, total))]
+        made += [Store(self.rows[step.name], lane, var)] if step.name in keep else []
+        return made + ([frame.store(step, var)] if step.stores else [])
 
     def _lane_arrays(
         self, what: str, steps: Iterable[FusedStep], kind: Callable[[FusedStep], tuple[Type, Expr]], number: int
