@@ -56,6 +56,17 @@ GATHERED = """
     Y[c:3, y:40, x:12] = T[c, (y+1)%2, (x+1)%2, (y+1)//2, (x+1)//2] + T[c, (y+1)%2+2, (x+1)%2, (y+1)//2-1, (x+1)//2]
     """
 
+COEFFICIENTS = "table[4, 3](1, 1, 1, 0, 1, -1, 0, 1, 1, 0, 1, 2)"
+TRANSFORMED_BOTH_WAYS = parse(
+    f"""
+    tensor S[3, 2, 4, 16]
+    tensor T[3, 2, 4, 16]
+    Y[f:2, h:16, w:16] = relu(
+        {{[f:2, w:16, h:16] sum[p:3] {COEFFICIENTS}[w % 4, p] * S[p, f, w // 4, h]}}[f, w, h]
+        + {{[f:2, h:16, w:16] sum[p:3] {COEFFICIENTS}[h % 4, p] * T[p, f, h // 4, w]}}[f, h, w])
+    """
+)
+
 
 def scope_of(text: str) -> Scope:
     return parse(text).equations[-1].scope
@@ -144,6 +155,7 @@ def test_scopes_without_constant_regions_are_refused(text: str, why: str) -> Non
         (OVERLAP, 1),
         (parse(GATHERED), 2),
         (MASKED, 1),
+        (TRANSFORMED_BOTH_WAYS, 1),
         (known.instance_norm(3, 2, 5, 7), 2),
         (known.layer_norm(5, 7), 1),
     ],

@@ -417,6 +417,8 @@ def transpose_kernel(scope: Scope, result: str, machine: Machine) -> tuple[Kerne
     scope = _merge_last(scope, along, machine.lanes)
     reads, last = tuple(accesses(scope.body)), scope.traversals[-1]
     cases = case_traversals(scope)
+    if along in cases:
+        raise Refused(f"coefficients depend on {along.name}, along which memory is read")
     if (pieces := prod(x.extent for x in cases) * len(reads)) > MAX_PIECE_READS:
         raise Refused(f"{pieces} reads for all cases: expected {MAX_PIECE_READS} at most")
     if any(along in d.numerator.iterators for a in reads for d in flat_address(a).divisions):

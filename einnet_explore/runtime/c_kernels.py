@@ -50,7 +50,7 @@ from einnet_explore.codegen.preparation import (
 )
 from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.codegen.versions import scope_identity
-from einnet_explore.ir import Equation, Program, Scope, as_index, element_type, scopes, tensors
+from einnet_explore.ir import Equation, Program, Scope, Table, accesses, as_index, element_type, scopes, tensors
 from einnet_explore.runtime import compiled
 from einnet_explore.support.errors import BackendError, NoKernel, Refused
 
@@ -296,6 +296,8 @@ def _simplify(scope: Scope) -> Scope:
 
 def _fused_kernel(scope: Scope, threads: int) -> _SourceKernel:
     """The fused kernel of *scope* over contiguous arrays, with sizes, strides and constants as numbers in its text."""
+    if any(isinstance(a.source, Table) for _, inner in scopes(scope) for a in accesses(inner.body)):
+        scope = prepare(scope)  # sums over tables, which are not in memory, are unrolled
     # Beside a reduction, values that are read at several places are kept or computed again as fusion sees fit.
     nested = any(inner.summations for path, inner in scopes(scope) if path)
     if is_typed(scope):
