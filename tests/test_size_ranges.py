@@ -263,9 +263,9 @@ def test_sizes_share_the_budget_and_after_an_interrupt_others_run_in_chunks(chun
 
 def test_subprograms_that_gained_at_another_size_come_first() -> None:
     work = Optimiser(model(transposed()), SHORT)
-    first, *others = [whole.nodes for whole in work.largest_first()]
+    first, *others = [whole.nodes for whole in work.most_valuable_first()]
     work.gained_elsewhere = [others[-1]]
-    assert work.largest_first()[0].nodes == others[-1] != first
+    assert work.most_valuable_first()[0].nodes == others[-1] != first
 
 
 def test_chunks_of_several_dimensions_and_inputs_run_in_one_model(chunks_are_faster: None) -> None:

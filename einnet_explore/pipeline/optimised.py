@@ -121,6 +121,8 @@ ORIGINAL_EXPORT = ExportSelection(1.0, "no rewrite is kept: the file is the orig
 ORIGINAL_FILE = "no rewrite is faster in plain ONNX Runtime"
 """Why the file is the original model."""
 
+UNTRIED_EXPORT = ExportSelection(1.0, "no time was left to try rewrites in ONNX Runtime: the file is the original")
+
 UNMEASURED_EXPORT = ExportSelection(None, "it was not measured")
 
 

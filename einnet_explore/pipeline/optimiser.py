@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from time import perf_counter
 
+from einnet_explore.analysis.counts import compute_bound
 from einnet_explore.cost import CostModel
 from einnet_explore.ir import Equation
 from einnet_explore.onnx_import.load import load_model
@@ -406,10 +407,10 @@ class Optimiser:
         self.original.rest()
 
     def run(self) -> Iterable[TuningProgress]:
-        """Tune every subprogram, equal ones once, longest by estimate first, and joined ones before their parts.
+        """Tune every subprogram, equal ones once, in the order of ``most_valuable_first``.
 
-        The parts are tuned at once if nothing faster is found for the whole, last if it gains a little, and not at all
-        if it is ``FAST_ENOUGH``.
+        Parts that come after a joined subprogram are tuned last if that gains a little, and not at all if it is
+        ``FAST_ENOUGH``.
 
         After an interrupt of remote tuning only variants found by then are measured.
         """
@@ -418,13 +419,10 @@ class Optimiser:
         self.stage = TUNING
         if self.executor is not None:
             try:
-                ahead = [each for whole in self.largest_first() for each in (whole, *whole.parts)]
-                self.tuner.tune_ahead(self.executor, ahead, self._task_runner)
+                self.tuner.tune_ahead(self.executor, self.most_valuable_first(), self._task_runner)
             except KeyboardInterrupt:
                 self.interrupted = self.tuner.closed = True
-        joined = {part.nodes: whole for whole in self.split.subprograms for part in whole.parts}
         for n, subprogram in enumerate(self._tasks(), 1):
-            whole = joined.get(subprogram.nodes)
             trial = self.tuner.trial_of(subprogram)
             self.done = n
             if trial is None:
@@ -434,10 +432,7 @@ class Optimiser:
                 self._certified[name] = certify_trial(subprogram.nodes, trial)
             part = self._within_bound(replace(self._certified[name], nodes=subprogram.nodes))
             self._tuned[part.nodes] = part
-            if whole is None or whole.nodes not in self._tuned:
-                self.parts.append(part)
-            else:
-                self._choose(whole)
+            self._choose(self._whole_of.get(part.nodes, subprogram))
             if (speedup := self._estimated_speedup()) != (self.speedups[-1][1] if self.speedups else 1.0):
                 self.speedups.append((perf_counter() - self._began, speedup))
             yield TuningProgress(n, len(self.subprograms), part)
@@ -445,40 +440,49 @@ class Optimiser:
     def _tasks(self) -> Iterable[Subprogram]:
         """Yield the subprograms to tune; what follows depends on what was found for those before."""
         last: list[Subprogram] = []
-        for whole in self.largest_first():
-            yield whole
-            found = self._tuned.get(whole.nodes)
+        for each in self.most_valuable_first():
+            whole = self._whole_of.get(each.nodes)
+            found = self._tuned.get(whole.nodes) if whole else None
             if found is None or not found.kept:
-                yield from whole.parts
+                yield each
             elif found.trial.seconds_before < FAST_ENOUGH * found.seconds:
-                last += whole.parts
+                last.append(each)
         yield from last
 
+    @cached_property
+    def _whole_of(self) -> dict[tuple[str, ...], Subprogram]:
+        """The joined subprograms by the nodes of their parts."""
+        return {part.nodes: whole for whole in self.split.subprograms for part in whole.parts}
+
     def _choose(self, whole: Subprogram) -> None:
-        """Keep either *whole* or its parts that have been tuned."""
+        """Keep either *whole* or its parts, as far as they have been tuned."""
         within = [self._tuned[part.nodes] for part in whole.parts if part.nodes in self._tuned]
-        both = choose_joined_or_parts(self._tuned[whole.nodes], within)
         family = {whole.nodes, *(part.nodes for part in within)}
-        self.parts = [part for part in self.parts if part.nodes not in family] + [both[0], *both[1]]
+        others = [part for part in self.parts if part.nodes not in family]
+        if (found := self._tuned.get(whole.nodes)) is not None:
+            best, within = choose_joined_or_parts(found, within) if within else (found, [])
+            within = [best, *within]
+        self.parts = others + within
 
     def _task_runner(self) -> TaskRunner:
         return partial(tune_named_task, self.model.original.SerializeToString(), self.settings, self.time_budget)
 
-    def largest_first(self) -> list[Subprogram]:
-        """Return the subprograms of the split, longest by estimate first, equal ones together.
+    def most_valuable_first(self) -> list[Subprogram]:
+        """Return the subprograms in an order in which time that runs out was spent on the largest possible gains.
 
-        When time runs out, it was spent on the largest possible gains: first on those that gained at another size.
+        The value of one is its estimated time, with those that are equal to it, for each expression that is searched:
+        so parts usually come before what joins them.  Those that gained at another size come first.
         """
         seconds: defaultdict[str, float] = defaultdict(float)
         promising = set[str]()
-        for whole in self.split.subprograms:
-            signature = whole.anonymous.signature
-            seconds[signature] += CostModel().program_cost(whole.anonymous.program).seconds
-            if any(each.nodes in self.gained_elsewhere for each in (whole, *whole.parts)):
+        for each in self.subprograms:
+            signature, program = each.anonymous.signature, each.anonymous.program
+            seconds[signature] += CostModel().program_cost(program).seconds / max(1, len(compute_bound(program)))
+            if each.nodes in self.gained_elsewhere:
                 promising.add(signature)
         return sorted(
-            self.split.subprograms,
-            key=lambda whole: (whole.anonymous.signature not in promising, -seconds[whole.anonymous.signature]),
+            self.subprograms,
+            key=lambda each: (each.anonymous.signature not in promising, -seconds[each.anonymous.signature]),
         )
 
     def result(self) -> Optimised:

@@ -35,7 +35,14 @@ from einnet_explore.pipeline.baseline import (
     plan_speedup,
     time_against_original,
 )
-from einnet_explore.pipeline.optimised import ORIGINAL_EXPORT, ExportSelection, LeaveOneOut, Optimised, PlanMaker
+from einnet_explore.pipeline.optimised import (
+    ORIGINAL_EXPORT,
+    UNTRIED_EXPORT,
+    ExportSelection,
+    LeaveOneOut,
+    Optimised,
+    PlanMaker,
+)
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram, count_fusions
 from einnet_explore.pipeline.tuning_context import Runtime, TuningHistory
@@ -556,6 +563,8 @@ class Selector:
         first, *others = self._forms
         if len(self._assemble(kept, first, "skipped")) == len(kept):  # nothing was joined
             others = [form for form in others if form.is_joined]
+        if not self._seconds_left():
+            others = [form for form in others if not form.is_exported]  # writing a large model takes the longest
         once, feeds = self.baseline.seconds, self.baseline.feeds
         plans: dict[str, ExecutionPlan] = {"before": self.baseline.original}
         whys, warm, speedups = dict[PlanForm, str](), {"before": once}, dict[PlanForm, float]()
@@ -596,6 +605,8 @@ class Selector:
         whole = ExportSelection(ratios.get(PlanForm.EXPORTED), why, kept)
         if PlanForm.EXPORTED not in self._forms:
             return whole
+        if whole.speedup is None and not whys and not self.interrupted and not self._seconds_left():
+            return UNTRIED_EXPORT
         return select_for_export(
             self.baseline,
             partial(self._plan, PlanForm.EXPORTED),

@@ -643,7 +643,8 @@ def _kernels(bound: BoundEquation) -> Iterable[Implementation]:
         tiled = _tiled_call(bound)
         order = (tiled, kernel) if tiled is not None and tiled.made.worthwhile else (kernel, tiled)
     yield from filter(None, order)
-    if kernel is not nests and (bound.equation.via is None or not bound.equation.via.is_library_call):
+    library = bound.equation.via is not None and bound.equation.via.is_library_call
+    if kernel is not nests and not library and not isinstance(kind, BlockedChain):
         yield nests
 
 
