@@ -21,16 +21,17 @@ from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline import tuning_task as contest_module
 from einnet_explore.pipeline.baseline import Baseline, random_model_inputs, time_with_original_process
 from einnet_explore.pipeline.optimised import ExportSelection
-from einnet_explore.pipeline.optimiser import Optimiser
+from einnet_explore.pipeline.optimiser import Optimiser, Tuner
 from einnet_explore.pipeline.plan import ExecutionPlan, PlanModel, build_plan
 from einnet_explore.pipeline.selection import ForwardSelection, select_for_export
-from einnet_explore.pipeline.subprogram import TunedSubprogram, choose_joined_or_parts
+from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram, choose_joined_or_parts
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import Trial
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import Timing
 from einnet_explore.support.errors import Refused
+from tests.onnx_building import build, node
 from tests.optimising_kit import SHORT, everything, model, nothing_remembered, plan_forms, searched, sound, transposed
 
 forgetting = pytest.fixture(autouse=True)(nothing_remembered)
@@ -258,6 +259,35 @@ def test_a_joined_subprogram_replaces_its_parts_only_where_it_gains_more() -> No
         assert [p.kept for p in (*parts, whole)] == kept
         assert parts[2] == apart[2]
     assert "its parts" in whole.why
+
+
+@pytest.mark.parametrize(("gain", "tuned"), [(1.0, 5), (1.1, 5), (1.5, 3)])
+def test_parts_come_before_what_joins_them_unless_that_gains_much(
+    gain: float, tuned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The joined subprogram of two large and two small convolutions comes between these."""
+    tall, wide = {"pads": [3, 0, 3, 0]}, {"pads": [0, 3, 0, 3]}
+    shapes = {"k": (8, 256, 7, 1), "l": (8, 8, 1, 7), "m": (8, 256, 1, 7), "n": (8, 8, 7, 1)}
+    weights = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    nodes = [
+        node("Conv", ["x", "k"], ["a"], **tall), node("Conv", ["a", "l"], ["b"], **wide),
+        node("Conv", ["x", "m"], ["c"], **wide), node("Conv", ["c", "n"], ["d"], **tall),
+        node("Add", ["b", "d"], ["y"]),
+    ]  # fmt: skip
+    work = Optimiser(model(build(nodes, {"x": (1, 256, 28, 28)}, ["y"], weights)), SHORT)
+    (whole,) = work.split.subprograms
+    order: list[int] = []
+
+    def trial_of(_: object, subprogram: Subprogram) -> Trial:
+        order.append(len(subprogram.nodes))
+        joined = subprogram.nodes == whole.nodes
+        found = Derivation(subprogram.anonymous.program) if joined and gain > 1 else None
+        return Trial(seconds_before=gain, seconds_after=1.0, why="", winner=found)
+
+    monkeypatch.setattr(Tuner, "trial_of", trial_of)
+    monkeypatch.setattr(Optimiser, "_within_bound", lambda _, part: part)
+    list(work.run())
+    assert len(whole.parts) == 4 and order.index(5) == 2 and len(order) == tuned
 
 
 def test_near_winners_are_kept_if_joined_with_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
