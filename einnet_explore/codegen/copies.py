@@ -33,6 +33,7 @@ from einnet_explore.codegen.language.lowering import (
     lower_index,
     lower_join,
     lower_scalar,
+    memory_reader,
     result_array,
     tensor_name,
 )
@@ -97,7 +98,6 @@ from einnet_explore.ir import (
     Iterator,
     Scalar,
     Scope,
-    Table,
     Tensor,
     accesses,
     as_index,
@@ -192,16 +192,7 @@ class CopyFrame:
         values = {marks[access].name: value for access, value in held.items()}
         marked = map_accesses(body, lambda access: marks[access][()] if access in marks else access)
 
-        def load_source(source: Tensor | Table | Scope, where: tuple[Expr, ...]) -> Expr:
-            name = tensor_name(source)
-            if name in values:
-                return values[name]
-            place: Expr = Literal(0, self.wide)
-            for i, (lo, _), step in zip(where, source.box, row_major_strides(source.shape), strict=True):
-                place = place + add_offset(i, -lo) * step
-            return self.memory[name][place]
-
-        return lower_scalar(marked, at, load_source, self.kind, self.wide)
+        return lower_scalar(marked, at, memory_reader(self.memory, self.wide, values), self.kind, self.wide)
 
     def value(
         self, at: Mapping[Iterator, Expr], held: Mapping[Access, Expr], store: Callable[[Expr], Statement]
