@@ -11,7 +11,8 @@ For CPUs, a result along another dimension than the largest tensor that is read 
 registers (``transpose_kernel``).  A tile has as many values of both dimensions as a vector has lanes.  If a range is
 not a multiple of the tile, its last tile overlaps its predecessor.  Other results are written by ranges and phases
 (``regions_kernel``): inside each, a read is always inside or always outside its tensor, and the sums of contiguous
-reads that remain are vectorised by compilers.  Each element is gathered, so each read of the scope is one load.
+reads that remain are vectorised by compilers.  Rows that fill no vector, with conditions, are counted by one traversal:
+vectors of several rows, with masks.  Each element is gathered, so each read of the scope is one load.
 """
 
 from __future__ import annotations
