@@ -679,8 +679,8 @@ def regions_kernel(scope: Scope, result: str) -> tuple[Kernel, int]:
     _require_tensors(scope)
     if not scope.traversals or prod(scope.shape) == 0:
         raise Refused("the scope has no traversals or no elements")
-    if (masked := _masked_rows(scope)) is not None:
-        scope = masked
+    masked = _masked_rows(scope)
+    scope = masked or scope
     body = map_accesses(scope.body, _guard_read)
     order, turned = (scope.traversals, ()) if masked else order_traversals(scope)
     reads = sum(1 for _ in accesses(body))
