@@ -130,6 +130,14 @@ def test_a_parity_split_reads_each_line_of_memory_once() -> None:
     assert sum(" = A[" in line for line in lines) == 2  # both q inside of one loop over w
 
 
+def test_short_rows_with_conditions_are_vectors_of_several_rows() -> None:
+    scope = scope_of("tensor A[2, 5, 7] pad [0, 1, 1]\nY[n:2, k:3, i:5, j:7] = A[n, k+i-1, j+k-1]")
+    by_machine(scope)
+    text = emit(regions_kernel(scope, "Y'")[0], "c")
+    assert "= 0LL; u_2 < 32LL" in text and "= 19LL; u_2 < 35LL" in text  # the last vector ends with the last row
+    assert text.count(" & ") == 6 and text.count("&&") == 0  # four conditions, which compilers make a mask of
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [

@@ -11,14 +11,15 @@ For CPUs, a result along another dimension than the largest tensor that is read 
 registers (``transpose_kernel``).  A tile has as many values of both dimensions as a vector has lanes.  If a range is
 not a multiple of the tile, its last tile overlaps its predecessor.  Other results are written by ranges and phases
 (``regions_kernel``): inside each, a read is always inside or always outside its tensor, and the sums of contiguous
-reads that remain are vectorised by compilers.  Each element is gathered, so each read of the scope is one load.
+reads that remain are vectorised by compilers.  Rows that fill no vector, with conditions, are counted by one traversal:
+vectors of several rows, with masks.  Each element is gathered, so each read of the scope is one load.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import count, product
 from math import prod
 
@@ -33,6 +34,7 @@ from einnet_explore.codegen.language.lowering import (
     lower_index,
     lower_join,
     lower_scalar,
+    memory_reader,
     result_array,
     tensor_name,
 )
@@ -74,6 +76,7 @@ from einnet_explore.codegen.language.values import (
     conjunction,
     literal,
     minimum,
+    select,
 )
 from einnet_explore.codegen.preparation import (
     VECTOR_LANES,
@@ -97,7 +100,6 @@ from einnet_explore.ir import (
     Iterator,
     Scalar,
     Scope,
-    Table,
     Tensor,
     accesses,
     as_index,
@@ -192,16 +194,7 @@ class CopyFrame:
         values = {marks[access].name: value for access, value in held.items()}
         marked = map_accesses(body, lambda access: marks[access][()] if access in marks else access)
 
-        def load_source(source: Tensor | Table | Scope, where: tuple[Expr, ...]) -> Expr:
-            name = tensor_name(source)
-            if name in values:
-                return values[name]
-            place: Expr = Literal(0, self.wide)
-            for i, (lo, _), step in zip(where, source.box, row_major_strides(source.shape), strict=True):
-                place = place + add_offset(i, -lo) * step
-            return self.memory[name][place]
-
-        return lower_scalar(marked, at, load_source, self.kind, self.wide)
+        return lower_scalar(marked, at, memory_reader(self.memory, self.wide, values), self.kind, self.wide)
 
     def value(
         self, at: Mapping[Iterator, Expr], held: Mapping[Access, Expr], store: Callable[[Expr], Statement]
@@ -450,7 +443,7 @@ def _is_contiguous(access: Access, x: Iterator, number: int) -> bool:
     return not divided and abs(address_step(access, x)) <= 1
 
 
-def _merge_last(scope: Scope, along: Iterator, lanes: int) -> Scope:
+def _merge_last(scope: Scope, along: Iterator | None, lanes: int) -> Scope:
     """Return *scope* with its last traversals, without *along*, counted by one iterator if the last fills no tile."""
     *outer, x, y = scope.traversals
     if y.extent >= lanes or x == along or not outer:
@@ -688,21 +681,41 @@ def regions_kernel(scope: Scope, result: str) -> tuple[Kernel, int]:
     _require_tensors(scope)
     if not scope.traversals or prod(scope.shape) == 0:
         raise Refused("the scope has no traversals or no elements")
+    masked = _masked_rows(scope)
+    scope = masked or scope
     body = map_accesses(scope.body, _guard_read)
-    order, turned = order_traversals(scope)
+    order, turned = (scope.traversals, ()) if masked else order_traversals(scope)
     reads = sum(1 for _ in accesses(body))
-    for joint in (True, False):
-        cuts = tuple(cut_traversal(x, body, joint) for x in order)
+    for joint in (False,) if masked else (True, False):
+        whole = tuple(PolyphaseCut(x, 1, 0, ((x.lo, x.hi),)) for x in order[-1:] if masked)
+        cuts = (*(cut_traversal(x, body, joint) for x in order[: len(order) - len(whole)]), *whole)
         pieces = prod(sum(len(tuple(c.phases(r))) for r in c.ranges) for c in cuts) * prod(x.extent for x in turned)
         if pieces * reads <= MAX_PIECE_READS:
             break
-    if pieces == 1 or pieces * reads > MAX_PIECE_READS:
+    if (pieces == 1 and not masked) or pieces * reads > MAX_PIECE_READS:
         raise Refused(f"{pieces} pieces of {reads} reads: expected 2 and more, {MAX_PIECE_READS} reads in all")
     read = _cpu_inputs(scope)
     writer = _RegionWriter(scope, cuts, turned, read, Array(result, F32))
     first, block = Var(FIRST_BLOCK, I64), Var(":block", I64)
     inside = (Declare(block, cast(I64, LaunchIndex("block")) + first), *writer.block(body, block))
     return Kernel("regions", (*read.values(), writer.result, first), inside), writer.blocks
+
+
+def _masked_rows(scope: Scope) -> Scope | None:
+    """Return *scope* with its last traversals, which fill no vector, as one with conditions; None if it has no such.
+
+    Memory runs along that one: compilers load and store vectors of several rows, with masks for the conditions.
+    """
+    last = scope.traversals[-1]
+    tests = {x for t in conditions_in(map_accesses(scope.body, _guard_read)) for x in (t.left - t.right).iterators}
+    if len(scope.traversals) < 2 or last.extent >= VECTOR_LANES or last not in tests:
+        return None
+    merged = _merge_last(scope, None, VECTOR_LANES)
+    both = merged.traversals[-1]
+    places = [flat_address(a) for a in accesses(merged.body)]
+    rests = [place - both * place.coefficient(both) for place in places]
+    contiguous = all(place.coefficient(both) in (0, 1) for place in places) and both.extent >= VECTOR_LANES
+    return merged if contiguous and not any(both in rest.iterators for rest in rests) else None
 
 
 def _guard_read(access: Access) -> Scalar:
@@ -863,7 +876,20 @@ class _RegionWriter:
 
     def _store(self, body: Scalar, at: Mapping[Iterator, Expr], where: Mapping[Iterator, Index]) -> Store:
         index = tuple(where[x] - x.lo for x in self.scope.traversals)
-        return Store(self.result, element_address(self.scope.shape, index, at), lower_flat(body, at, self.read))
+        value = replace_expressions(lower_flat(body, at, self.read), _join_conditions)
+        return Store(self.result, element_address(self.scope.shape, index, at), value)
+
+
+def _join_conditions(value: Expr) -> Expr | None:
+    """Return nested choices with one alternative as one choice by a bitwise test, of which GCC makes a mask."""
+    tests, yes = list[Expr](), value
+    while isinstance(yes, Select) and isinstance(value, Select) and yes.no == value.no:
+        tests.append(cast(I32, yes.condition))
+        yes = yes.yes
+    if len(tests) < 2 or not isinstance(value, Select):
+        return None
+    every = reduce(lambda a, b: binary_operation("&", a, b), tests)
+    return select(every.ne(0), replace_expressions(yes, _join_conditions), value.no)
 
 
 def _certain_loads(value: Expr) -> Iterable[Load]:

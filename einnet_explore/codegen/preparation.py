@@ -267,9 +267,8 @@ def collapse_dimensions(scope: Scope) -> Scope:
     reads = tuple(accesses(scope.body))
     rows = zip(scope.traversals, scope.traversals[1:], strict=False)
     for x, y in (*rows, *permutations(scope.summations, 2)):
-        places = _places(reads, x, y)
-        if places is not None and not {x, y} & {*compared_iterators(scope.body)}:
-            return collapse_dimensions(_merge(scope, x, y, places))
+        if _are_neighbours(reads, x, y) and not {x, y} & {*compared_iterators(scope.body)}:
+            return collapse_dimensions(_merge(scope, x, y))
     return scope
 
 
@@ -332,43 +331,29 @@ def drop_unit_dimensions(access: Access) -> Access:
     return access
 
 
-def _places(reads: tuple[Access, ...], x: Iterator, y: Iterator) -> Mapping[str, int] | None:
-    """Return the dimension at which each tensor has *x* and *y* as neighbours; None if they are used otherwise."""
+def _are_neighbours(reads: tuple[Access, ...], x: Iterator, y: Iterator) -> bool:
+    """True if *x* and *y* index neighbouring dimensions, the same ones of a tensor in all its reads, or none."""
     if x.lo or y.lo:
-        return None
-    places: dict[str, int] = {}
+        return False
     seen: dict[str, int] = {}
     for access in reads:
         name = access.source.name if isinstance(access.source, Tensor) else ""
         inside = [d for d, i in enumerate(access.index) if x in i.iterators or y in i.iterators]
         place = inside[0] if inside else -1
         if seen.setdefault(name, place) != place:
-            return None
+            return False
         if inside:
             box = access.source.box
             neighbours = len(inside) == 2 and inside[1] == place + 1
             if not neighbours or access.index[place].single != x or access.index[place + 1].single != y:
-                return None
+                return False
             if box[place][0] or x.hi > box[place][1] or box[place + 1] != (0, y.hi):
-                return None
-            places[name] = place
-    return places
+                return False
+    return True
 
 
-def _merge(scope: Scope, x: Iterator, y: Iterator, places: Mapping[str, int]) -> Scope:
+def _merge(scope: Scope, x: Iterator, y: Iterator) -> Scope:
     both = Iterator(x.name, 0, x.extent * y.extent)
-
-    def collapse_read(access: Access) -> Scalar:
-        match access.source:
-            case Tensor(name, shape, _, value, weight, origin) if name in places:
-                d = places[name]
-                one = (*shape[:d], shape[d] * shape[d + 1], *shape[d + 2 :])
-                start = (*origin[:d], 0, *origin[d + 2 :]) if origin else ()
-                index = (*access.index[:d], *both_index, *access.index[d + 2 :])
-                return Access(Tensor(name, one, (), value, weight, start), index)
-        return access
-
-    both_index = ((both + 0),)
 
     def collapse_group(group: tuple[Iterator, ...]) -> tuple[Iterator, ...]:
         return tuple(both if s == x else s for s in group if s != y)
@@ -377,9 +362,21 @@ def _merge(scope: Scope, x: Iterator, y: Iterator, places: Mapping[str, int]) ->
         scope,
         traversals=collapse_group(scope.traversals),
         summations=collapse_group(scope.summations),
-        body=map_accesses(scope.body, collapse_read),
+        body=map_accesses(scope.body, lambda access: collapse_read(access, x, y, both)),
         padding=(),
     )
+
+
+def collapse_read(access: Access, x: Iterator, y: Iterator, both: Iterator) -> Access:
+    """Return *access* with the neighbouring dimensions of *x* and *y*, the inner one whole, as one of *both*."""
+    d = next((d for d, i in enumerate(access.index) if x in i.iterators), None)
+    match access.source:
+        case Tensor(_, shape, _, _, _, origin) as source if d is not None:
+            start = (*origin[:d], origin[d] * y.extent, *origin[d + 2 :]) if origin else ()
+            one = replace(source, shape=(*shape[:d], shape[d] * y.extent, *shape[d + 2 :]), padding=(), origin=start)
+            at = (access.index[d] - as_index(x)) * y.extent + both
+            return Access(one, (*access.index[:d], at, *access.index[d + 2 :]))
+    return access
 
 
 MAX_POLYPHASE = 8

@@ -14,7 +14,7 @@ from math import prod
 from einnet_explore.analysis.indices import fresh_name, is_inside_box, substitute
 from einnet_explore.codegen.fusion.operations import typed_program
 from einnet_explore.codegen.language.dialects import C
-from einnet_explore.codegen.language.lowering import flat_index, flat_read, lower_scalar, tensor_name
+from einnet_explore.codegen.language.lowering import flat_index, flat_read, lower_scalar, mixed_radix_split, tensor_name
 from einnet_explore.codegen.language.printer import emit, entry_name
 from einnet_explore.codegen.language.statements import For, Kernel, Store
 from einnet_explore.codegen.language.values import I32, I64, Array, Expr, Literal, Var, cast, type_of
@@ -185,10 +185,4 @@ _COPY = (
 
 def _digits(number: Iterator, group: Sequence[Iterator]) -> dict[Iterator, IndexLike]:
     """The iterators of *group* as digits of *number*."""
-    found: dict[Iterator, IndexLike] = {}
-    rest: Index = as_index(number)
-    for x in reversed(group):
-        digit = rest % x.extent if x is not group[0] else rest
-        found[x] = digit + x.lo
-        rest = rest // x.extent
-    return found
+    return {x: digit + x.lo for x, digit in mixed_radix_split(group, as_index(number)).items()}

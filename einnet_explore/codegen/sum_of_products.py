@@ -25,7 +25,7 @@ from einnet_explore.analysis.indices import (
     substitute,
 )
 from einnet_explore.analysis.products import two_reads
-from einnet_explore.codegen.preparation import drop_unit_dimensions, narrowest_window
+from einnet_explore.codegen.preparation import collapse_read, drop_unit_dimensions, narrowest_window
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -223,9 +223,7 @@ def _collapse_traversals(core: Scope, epilogue: Scalar) -> tuple[Scope, Scalar]:
             continue
         both = Iterator(x.name, 0, x.extent * y.extent)
 
-        def one(access: Access, x: Iterator = x, y: Iterator = y, both: Iterator = both) -> Scalar:
-            return _read_collapsed(access, x, y, both)
-
+        one = partial(collapse_read, x=x, y=y, both=both)
         traversals = tuple(both if t == x else t for t in core.traversals if t != y)
         merged = replace(core, traversals=traversals, body=map_accesses(core.body, one))
         return _collapse_traversals(merged, map_accesses(epilogue, one))
@@ -242,17 +240,6 @@ def _reads_as_neighbours(access: Access, x: Iterator, y: Iterator) -> bool:
     rest = first - as_index(x)
     whole = access.source.box[inside[1]] == (0, y.hi)
     return second.single == y and whole and x not in rest.iterators and y not in rest.iterators
-
-
-def _read_collapsed(access: Access, x: Iterator, y: Iterator, both: Iterator) -> Scalar:
-    d = next((d for d, i in enumerate(access.index) if x in i.iterators), None)
-    match access.source:
-        case Tensor(_, shape, _, _, _, origin) as source if d is not None:
-            start = (*origin[:d], origin[d] * y.extent, *origin[d + 2 :]) if origin else ()
-            one = replace(source, shape=(*shape[:d], shape[d] * y.extent, *shape[d + 2 :]), padding=(), origin=start)
-            at = (access.index[d] - as_index(x)) * y.extent + both
-            return Access(one, (*access.index[:d], at, *access.index[d + 2 :]))
-    return access
 
 
 def _split_phases(core: Scope, reads: tuple[Access, Access], epilogue: Scalar) -> SumOfProducts | None:

@@ -59,10 +59,10 @@ def _index(index: Index, own: dict[Iterator, str]) -> str:
 C_KERNEL_VERSION = 6
 """Kernels in C: the fused ones, regions, transposed tiles, and the function around them."""
 
-SCHEDULE_VERSION = 33
+SCHEDULE_VERSION = 34
 """Kernels that TVM compiles: stages as written, rows, one-pass softmax, chains in blocks."""
 
-TILED_KERNEL_VERSION = 5
+TILED_KERNEL_VERSION = 6
 """Tiled contractions."""
 
 INTEGER_PRODUCT_VERSION = 3

@@ -297,7 +297,11 @@ def is_earlier_result(access: Access) -> bool:
 
 def column_bytes(stage: BlockStage, product: StageProduct) -> int:
     """Return the bytes that the columns of *product* read in a block."""
-    moving = {x for i in product.right.index for x in i.iterators}
+    return _read_bytes(stage, product.right)
+
+
+def _read_bytes(stage: BlockStage, access: Access) -> int:
+    moving = {x for i in access.index for x in i.iterators}
     return 4 * prod(x.extent for x in (*stage.traversals, *stage.sums) if x in moving)
 
 
@@ -491,7 +495,8 @@ def _stage_cycles(stage: BlockStage, rounds: int, machine: Machine) -> float:
     tile = choose_vector_tile(found.count, vectors, depth, machine)
     again = depth * points // (found.count * stage.last.extent)
     work = again * product_cycles(tile, found.count, vectors, depth, machine)
-    work += _left_bytes(stage, found) / (machine.l2_bytes / L3_SLOWDOWN)
+    if is_earlier_result(found.left):  # by other threads
+        work += _read_bytes(stage, found.left) / (machine.l2_bytes / L3_SLOWDOWN)
     if not exceeds_cache(stage, found, machine):
         return rounds * work
     # The other layers of a model have used the last cache since: the first block reads from memory.
@@ -499,11 +504,3 @@ def _stage_cycles(stage: BlockStage, rounds: int, machine: Machine) -> float:
     first = size / (machine.l2_bytes / MEMORY_SLOWDOWN)
     others = size / (machine.l2_bytes / (L3_SLOWDOWN if 2 * size <= machine.l3 else MEMORY_SLOWDOWN))
     return max(work, first) + (rounds - 1) * max(work, others)
-
-
-def _left_bytes(stage: BlockStage, product: StageProduct) -> int:
-    """Return the bytes of other threads' results that the rows of *product* read."""
-    if not is_earlier_result(product.left):
-        return 0
-    moving = {x for i in product.left.index for x in i.iterators}
-    return 4 * prod(x.extent for x in (*stage.traversals, *stage.sums) if x in moving)

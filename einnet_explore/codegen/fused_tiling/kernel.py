@@ -36,7 +36,7 @@ from einnet_explore.codegen.fused_tiling.block_sizes import (
     sum_length,
 )
 from einnet_explore.codegen.language.dialects import transpose_rows
-from einnet_explore.codegen.language.lowering import tensor_name
+from einnet_explore.codegen.language.lowering import mixed_radix_split, tensor_name
 from einnet_explore.codegen.language.statements import TILE_SIDES
 from einnet_explore.codegen.preparation import expand_table
 from einnet_explore.codegen.register_tiles import Machine
@@ -45,12 +45,12 @@ from einnet_explore.codegen.tvm.emission import (
     Environment,
     VectorTile,
     load_vector,
-    mixed_radix_split,
     multiply_tile,
     store_tile,
     store_vector,
     tvm_constant,
     tvm_expression,
+    tvm_function,
     tvm_index,
 )
 from einnet_explore.ir import (
@@ -73,7 +73,6 @@ from einnet_explore.ir import (
 from einnet_explore.support.lazy_modules import LazyModule
 
 tirx, T = LazyModule("tvm.tirx"), LazyModule("tvm.tirx.script.builder.ir")
-ir_builder = LazyModule("tvm.script.ir_builder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +285,7 @@ class _ProductTiles:
         a, b = (writer.memory[tensor_name(access.source)] for access in (left, right))
 
         def at(index: Index, row: int, x: int, env: dict[Iterator, TvmObject]) -> TvmObject:
-            to = dict(zip(self.product.rows, _digits(begin + row, self.product.rows), strict=True))
+            to = mixed_radix_split(self.product.rows, begin + row)
             to[self.stage.last] = as_index(self.across) * tile.width + x
             return writer.at(index.substitute(lambda y: to.get(y, y)), {**here, **env})
 
@@ -313,14 +312,6 @@ def prefetch_line(buffer: TvmObject, at: TvmObject) -> TvmObject:
     address = T.address_of(buffer[at])
     read, second, data = (tirx.const(n, "int32") for n in (0, 2, 1))
     return tirx.call_intrin("void", "tirx.prefetch", address, read, second, data)
-
-
-def _digits(number: Index, group: tuple[Iterator, ...]) -> list[Index]:
-    out: list[Index] = []
-    for x in reversed(group):
-        out.insert(0, number % x.extent)
-        number = number // x.extent
-    return out
 
 
 MAX_CASES = 64
@@ -400,19 +391,16 @@ def chain_function(parts: Sequence[ChainPart], inputs: Mapping[str, int], thread
 
     Each of the *threads* computes its own blocks of every part.
     """
-    with ir_builder.IRBuilder() as builder, T.prim_func(s_tir=True):
-        T.func_name("main")
-        memory: dict[str, TvmObject] = {
-            name: T.match_buffer(T.arg(f"t{n}", T.handle()), (max(1, size),), "float32")
-            for n, (name, size) in enumerate(inputs.items())
-        }
-        memory[RESULT_MEMORY] = T.match_buffer(T.arg("y", T.handle()), (parts[-1].size,), "float32")
-        T.func_attr({"tir.noalias": True})
+
+    def write(places: Mapping[str, TvmObject], result: TvmObject) -> None:
+        memory = {**places, RESULT_MEMORY: result}
         for part in parts[:-1]:
             memory[part.memory] = T.alloc_buffer((part.size + machine.lanes,))
         for part in parts:
             _write_part(part, {**memory, RESULT_MEMORY: memory[part.memory]}, threads, machine)
-    return builder.get()
+
+    shapes = {name: (max(1, size),) for name, size in inputs.items()}
+    return tvm_function(shapes, (parts[-1].size,), write)
 
 
 def _write_part(part: ChainPart, memory: Mapping[str, TvmObject], threads: int, machine: Machine) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial, reduce
 from math import prod
 
 from einnet_explore.codegen.fusion.frame import EmissionState, FusedLayout, LoopWriter, join_values
@@ -124,23 +125,24 @@ def _with_sum_innermost(flat: FusedLayout, least: int) -> FusedLayout:
 
 @dataclass(frozen=True)
 class PointRow:
-    """*number* values of *axis* from *begin* on, computed together."""
+    """*number* values of *axis* from *begin* on, computed together; *held* adds the values of a lane to a state."""
 
     axis: Iterator
     begin: Expr
     number: Expr
+    held: Callable[[EmissionState, Expr], EmissionState] = lambda frame, _: frame
+
+    def at(self, frame: EmissionState, lane: Expr) -> EmissionState:
+        """Return the state of *lane*."""
+        return self.held(frame.standing(self.axis, self.begin + lane), lane)
 
     def loop(
-        self,
-        writer: LoopWriter,
-        frame: EmissionState,
-        at_lane: Callable[[EmissionState, Expr], EmissionState],
-        body: Callable[[EmissionState, Expr], list[Statement]],
+        self, writer: LoopWriter, frame: EmissionState, body: Callable[[EmissionState, Expr], list[Statement]]
     ) -> tuple[Statement, ...]:
         """Return loops of *body* over lanes, which are split where guards end."""
         lane = writer.var("lane")
-        here = at_lane(frame.standing(self.axis, self.begin + lane), lane)
-        loop = For(lane, Literal(0, I64), self.number, Literal(1, I64), tuple(body(here, lane)), simd=True)
+        inside = tuple(body(self.at(frame, lane), lane))
+        loop = For(lane, Literal(0, I64), self.number, Literal(1, I64), inside, simd=True)
         loop = replace(loop, vector=isinstance(self.number, Literal))
         return split_at_guards(loop, writer.var("first"), writer.var("last"))
 
@@ -154,14 +156,10 @@ class LaneWriter(LoopWriter):
 
     def row_nest(self, frame: EmissionState, nest: FusedNest, row: PointRow) -> list[Statement]:
         """Write *nest* for a row of points of the grid."""
-
-        def at_lane(f: EmissionState, lane: Expr) -> EmissionState:
-            return replace(f.holding({n: array[lane] for n, array in self.rows.items()}), base=self._lane(lane))
-
+        row = self._with_rows(row, self.rows)
         loops = tuple(x for x in self.flat.order if x in nest.axes)
         if all(s.reduce is None for s in nest.steps):
-            steps = nest.steps
-            return self.loops(frame, loops, lambda f: row.loop(self, f, at_lane, lambda g, _: self.values(g, steps)[1]))
+            return self.loops(frame, loops, lambda f: row.loop(self, f, lambda g, _: self.values(g, nest.steps)[1]))
         outside = tuple(x for x in loops if x in nest.traversals)
         keep = () if outside else tuple(s.name for s in nest.steps if s.reduce is not None)
         out: list[Statement] = []
@@ -169,16 +167,20 @@ class LaneWriter(LoopWriter):
             self.rows[name] = self._row(frame, f":row {name} {self._next()}", name)
             out.append(LocalArray(self.rows[name]))
         if self.flat.joined:
-            return out + self._reduce_joined_points(frame, nest, row, keep, at_lane)
-        return out + self.loops(frame, outside, lambda f: self.reduce_by_lane(f, nest, row, keep, at_lane))
+            return out + self._reduce_joined_points(frame, nest, row, keep)
+        return out + self.loops(frame, outside, lambda f: self.reduce_by_lane(f, nest, row, keep))
+
+    def _with_rows(self, row: PointRow, rows: Mapping[str, Array]) -> PointRow:
+        """Return *row* with the values in *rows* and its elements of the slots."""
+
+        def held(frame: EmissionState, lane: Expr) -> EmissionState:
+            base: Mapping[int, Expr] = dict.fromkeys(range(self.flat.fused.slots), lane)
+            return replace(frame.holding({name: array[lane] for name, array in rows.items()}), base=base)
+
+        return replace(row, held=held)
 
     def _reduce_joined_points(
-        self,
-        frame: EmissionState,
-        nest: FusedNest,
-        row: PointRow,
-        keep: tuple[str, ...],
-        at_lane: Callable[[EmissionState, Expr], EmissionState],
+        self, frame: EmissionState, nest: FusedNest, row: PointRow, keep: tuple[str, ...]
     ) -> list[Statement]:
         """Write the reductions of *nest*: a vector for each point of *row*, and then the rows of all these vectors."""
         side = self.flat.joined
@@ -195,7 +197,7 @@ class LaneWriter(LoopWriter):
 
         def vectors(f: EmissionState, along: Expr, number: int) -> Statement:
             """Join a vector of each point, of which only *number* elements count."""
-            here = at_lane(f.standing(row.axis, row.begin + point).standing(sums[-1], along + lane), point)
+            here = row.at(f.standing(sums[-1], along + lane), point)
 
             def to(step: FusedStep, value: Expr) -> Statement:
                 array = tiles[step.name]
@@ -220,22 +222,21 @@ class LaneWriter(LoopWriter):
         out.append(each_point(*(Store(tiles[s.name], point * side + lane, frame.total(s)[1]) for s in nest.steps)))
         out += self.loops(frame, sums[:-1], pieces)
         out += (StoreTransposed(columns[n], Literal(0, I64), side, tile, side) for n, tile in tiles.items())
-        here = at_lane(frame.standing(row.axis, row.begin + lane), lane)
-        made: list[Statement] = []
-        for s in nest.steps:
-            total: Expr = columns[s.name][lane]
-            for n in range(1, side):
-                total = join_values(s, total, columns[s.name][lane + n * side])
-            made += self._finished(here, s, total, lane, keep)
-        return [*out, counted_loop(lane, side, *made, hint="vector")]
+        parts: dict[FusedStep, list[Expr]] = {
+            s: [columns[s.name][lane + n * side] for n in range(side)] for s in nest.steps
+        }
+        totals = ((s, reduce(partial(join_values, s), each)) for s, each in parts.items())
+        return [*out, counted_loop(lane, side, *self._finish(row.at(frame, lane), totals, lane, keep), hint="vector")]
+
+    def _finish(
+        self, frame: EmissionState, totals: Iterable[tuple[FusedStep, Expr]], lane: Expr, keep: tuple[str, ...]
+    ) -> list[Statement]:
+        """Return the complete reductions of a lane, stored in memory, and in their rows those in *keep*."""
+        values, made = self.finish(frame, totals)
+        return [*made, *(Store(self.rows[name], lane, var) for name, var in values.items() if name in keep)]
 
     def reduce_by_lane(
-        self,
-        frame: EmissionState,
-        nest: FusedNest,
-        row: PointRow,
-        keep: tuple[str, ...],
-        at_lane: Callable[[EmissionState, Expr], EmissionState],
+        self, frame: EmissionState, nest: FusedNest, row: PointRow, keep: tuple[str, ...]
     ) -> list[Statement]:
         """Write the reductions of *nest*, one in each lane of *row*; values in *keep* are stored in rows.
 
@@ -256,17 +257,14 @@ class LaneWriter(LoopWriter):
             )
 
         anywhere = replace(frame, at={**frame.at, **{x: self.var(x.name) for x in sums}})
-        guarded = len(row.loop(self, anywhere, at_lane, lambda f, lane: join(f, lane, totals))) > 1
+        guarded = len(row.loop(self, anywhere, lambda f, lane: join(f, lane, totals))) > 1
         width = self.row_points if guarded else BLOCK_LANES
         parts = self._lane_arrays("part", reduced, frame.total, width) if sums else {}
         out += [LocalArray(a) for a in parts.values()]
 
         def block(f: EmissionState, first: Expr, number: Expr) -> Iterable[Statement]:
             """Yield the sums of a chunk of rows in *number* lanes from *first* on."""
-            lanes = PointRow(row.axis, row.begin + first, number)
-
-            def here(g: EmissionState, lane: Expr) -> EmissionState:
-                return at_lane(g, first + lane)
+            lanes = PointRow(row.axis, row.begin + first, number, lambda g, lane: row.held(g, first + lane))
 
             def clear_parts(g: EmissionState, lane: Expr) -> list[Statement]:
                 return [Store(parts[s.name], lane, g.total(s)[1]) for s in reduced]
@@ -278,22 +276,21 @@ class LaneWriter(LoopWriter):
             def rows(begin: Expr, end: Expr, together: int) -> Statement:
                 """Return the sums of rows, *together* of them for each time that the sums are loaded and stored."""
                 added = lanes.loop(
-                    self, f, here,
-                    lambda g, lane: [
+                    self, f, lambda g, lane: [
                         s for n in range(together) for s in join(g.standing(sums[-1], var + n), lane, parts)
                     ],
                 )  # fmt: skip
                 return For(var, begin, end, Literal(together, I64), added)
 
             var, whole = self.var(sums[-1].name), self.var("whole")
-            yield from lanes.loop(self, f, here, clear_parts)
+            yield from lanes.loop(self, f, clear_parts)
             if isinstance(number, Literal):
                 yield rows(chunk, stop, 1)
             else:
                 yield Declare(whole, stop - (stop - chunk) % ROWS_TOGETHER)
                 yield rows(chunk, whole, ROWS_TOGETHER)
                 yield rows(whole, stop, 1)
-            yield from lanes.loop(self, f, here, add_parts)
+            yield from lanes.loop(self, f, add_parts)
 
         chunk, stop, blocks, first = self.var("chunk"), self.var("stop"), self.var("blocks"), self.var("first")
 
@@ -309,28 +306,16 @@ class LaneWriter(LoopWriter):
             return [For(chunk, Literal(0, I64), f.extent(sums[-1]), Literal(CHUNK_ROWS, I64), tuple(body))]
 
         def finish(f: EmissionState, lane: Expr) -> list[Statement]:
-            made: list[Statement] = []
-            for s in reduced:
-                made += self._finished(f, s, totals[s.name][lane], lane, keep)
-            return made
+            return self._finish(f, ((s, totals[s.name][lane]) for s in reduced), lane, keep)
 
-        out += row.loop(self, frame, at_lane, clear)
+        out += row.loop(self, frame, clear)
         out += (
             self.loops(frame, sums[:-1], chunks)
             if sums
-            else row.loop(self, frame, at_lane, lambda f, lane: join(f, lane, totals))
+            else row.loop(self, frame, lambda f, lane: join(f, lane, totals))
         )
-        out += row.loop(self, frame, at_lane, finish)
+        out += row.loop(self, frame, finish)
         return out
-
-    def _finished(
-        self, frame: EmissionState, step: FusedStep, total: Expr, lane: Expr, keep: tuple[str, ...]
-    ) -> list[Statement]:
-        """Return the value of *step* for its *total*, stored in its row if it is in *keep*, and in memory."""
-        var = self.var(step.name, frame.kind_of(step.name))
-        made: list[Statement] = [Declare(var, frame.finished(step, total))]
-        made += [Store(self.rows[step.name], lane, var)] if step.name in keep else []
-        return made + ([frame.store(step, var)] if step.stores else [])
 
     def _lane_arrays(
         self, what: str, steps: Iterable[FusedStep], kind: Callable[[FusedStep], tuple[Type, Expr]], number: int
@@ -342,9 +327,6 @@ class LaneWriter(LoopWriter):
 
     def _row(self, frame: EmissionState, name: str, value: str) -> Array:
         return Array(name, frame.kind_of(value), self.row_points, "private", align=64)
-
-    def _lane(self, lane: Expr) -> Mapping[int, Expr]:
-        return dict.fromkeys(range(self.flat.fused.slots), lane)
 
     def head_row(self, frame: EmissionState, stage: FusedStage, n: int, row: PointRow) -> list[Statement]:
         """Write the heads of *stage* for a row of points; values that later loops read are stored in rows."""
@@ -360,15 +342,12 @@ class LaneWriter(LoopWriter):
                 self.rows[step.name] = self._row(frame, f":row {step.name}", step.name)
                 out.append(LocalArray(self.rows[step.name]))
 
-        def at_lane(f: EmissionState, lane: Expr) -> EmissionState:
-            return replace(f.holding({m: array[lane] for m, array in known.items()}), base=self._lane(lane))
-
         def body(f: EmissionState, lane: Expr) -> list[Statement]:
             f, made = self.values(f, stage.heads)
             kept = (s.name for s in stage.heads if s.name in read)
             return [*made, *(Store(self.rows[m], lane, f.values[m]) for m in kept)]
 
-        return [*out, *row.loop(self, frame, at_lane, body)]
+        return [*out, *self._with_rows(row, known).loop(self, frame, body)]
 
 
 def cpu_kernel(flat: FusedLayout, kind: Type, row_points: int = ROW_POINTS) -> Kernel:
@@ -505,5 +484,5 @@ class _CpuWriter(LaneWriter):
         begin, number = self.var("begin"), self.var("count")
         row = PointRow(lane, begin, number)
         body: list[Statement] = [Declare(number, minimum(frame.extent(lane) - begin, self.row_points))]
-        body += self.reduce_by_lane(frame, nest, row, (), lambda f, at: f)
+        body += self.reduce_by_lane(frame, nest, row, ())
         return [For(begin, Literal(0, I64), frame.extent(lane), Literal(self.row_points, I64), tuple(body))]

@@ -198,9 +198,7 @@ class _AxisClasses:
     members: dict[object, dict[int, Iterator]]
 
     def find(self, x: object) -> object:
-        while (up := self.parent.setdefault(x, x)) != x:
-            x = up
-        return x
+        return _find_root(self.parent, x)
 
     def join(self, x: object, y: object) -> None:
         a, b = self.find(x), self.find(y)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from math import prod
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import TypeAlias, TypeVar
 
 from einnet_explore.analysis.flattening import flat_address, row_major_strides
 from einnet_explore.analysis.indices import guard
@@ -206,6 +208,19 @@ FIRST_BLOCK = ":first"
 """The parameter with the number of the first block of a launch."""
 
 
+Number = TypeVar("Number", bound=typing.Any)
+"""An integer value of any level: an ``Index``, an ``Expr``, an expression of TVM."""
+
+
+def mixed_radix_split(axes: Sequence[Iterator], number: Number) -> dict[Iterator, Number]:
+    """Return the values of *axes*, counted from 0, at position *number* of their row-major grid."""
+    out: dict[Iterator, Number] = {}
+    for x in reversed(axes):
+        out[x] = number if x == axes[0] else number % x.extent
+        number = number // x.extent
+    return out
+
+
 def tensor_name(source: Tensor | Table | Scope) -> str:
     """Return the name of the tensor that is read."""
     assert isinstance(source, Tensor)
@@ -234,6 +249,32 @@ def element_address(
 def add_offset(value: Expr, number: int) -> Expr:
     """Return *value* + *number*, as a subtraction if *number* is negative."""
     return value + number if number >= 0 else value - -number
+
+
+def affine_expression(coefficients: Sequence[int], values: Sequence[Expr], const: int, wide: Type) -> Expr:
+    """Return const + Σ coefficient · value, in *wide*."""
+    total: Expr = Literal(0, wide)
+    for k, value in zip(coefficients, values, strict=True):
+        if k:
+            part = cast(wide, value)
+            total = total + part * k if k > 0 else total - part * -k
+    return add_offset(total, const)
+
+
+def memory_reader(
+    memory: Mapping[str, Array], wide: Type, values: Mapping[str, Expr] = MappingProxyType({})
+) -> ElementReader:
+    """Return a reader of the tensors in *memory*, by positions of type *wide*, and of known *values*, by name."""
+
+    def read(source: Tensor | Table | Scope, where: tuple[Expr, ...]) -> Expr:
+        name = tensor_name(source)
+        if name in values:
+            return values[name]
+        strides = row_major_strides(source.shape)
+        start = -sum(lo * k for (lo, _), k in zip(source.box, strides, strict=True))
+        return memory[name][affine_expression(strides, where, start, wide)]
+
+    return read
 
 
 def lower_flat(body: Scalar, at: IteratorValues, memory: Mapping[str, Array]) -> Expr:

@@ -425,104 +425,74 @@ def has_barrier(statement: Statement) -> bool:
     return any(isinstance(s, Barrier) for s in all_statements((statement,)))
 
 
+_EXPRESSIONS: Mapping[type[Node], tuple[str, ...]] = {
+    Declare: ("value",),
+    Assign: ("value",),
+    Store: ("index", "value"),
+    Copy: ("write", "read"),
+    LoadPair: ("index",),
+    StorePair: ("index", "left", "right"),
+    PairOperation: ("index",),
+    StoreTransposed: ("write",),
+    FragmentProduct: ("at", "left_at", "right_at"),
+    Prefetch: ("index",),
+    For: ("start", "stop", "step"),
+    If: ("condition",),
+}
+"""The fields that are expressions."""
+
+_ARRAYS: Mapping[type[Node], tuple[str, ...]] = {
+    Store: ("array",),
+    Copy: ("target", "source"),
+    LoadPair: ("array",),
+    StorePair: ("array",),
+    PairOperation: ("target", "left", "right"),
+    StoreTransposed: ("target", "tile"),
+    FragmentProduct: ("sums", "left", "right"),
+    Prefetch: ("array",),
+}
+"""The fields that are accessed arrays: the one that is written first."""
+
+_DECLARED: Mapping[type[Node], tuple[str, ...]] = {
+    Declare: ("var",),
+    LocalArray: ("array",),
+    LoadPair: ("left", "right"),
+}
+"""The fields that are declared variables and arrays."""
+
+
+def _fields(statement: Statement, of: Mapping[type[Node], tuple[str, ...]]) -> Iterable[typing.Any]:
+    return (getattr(statement, name) for name in of.get(type(statement), ()))
+
+
 def own_expressions(statement: Statement) -> tuple[Expr, ...]:
     """Return the expressions that *statement* itself evaluates, without those of nested statements."""
-    match statement:
-        case Declare(_, value):
-            return () if value is None else (value,)
-        case Assign(_, value):
-            return (value,)
-        case Store(_, index, value):
-            return index, value
-        case Copy(_, write, _, read):
-            return write, read
-        case LoadPair(_, _, _, index) | PairOperation(_, _, index) | StoreTransposed(_, index) | Prefetch(_, index):
-            return (index,)
-        case StorePair(_, index, left, right):
-            return index, left, right
-        case FragmentProduct(at=at, left_at=left_at, right_at=right_at):
-            return at, left_at, right_at
-        case For(_, start, stop, step):
-            return start, stop, step
-        case If(condition):
-            return (condition,)
-        case LocalArray() | Barrier() | Comment():
-            return ()
+    return tuple(e for e in _fields(statement, _EXPRESSIONS) if e is not None)
 
 
 def rewrite_statement(statement: Statement, to: ExpressionRewrite) -> Statement:
     """Replace the expressions in *statement*, at any depth; declarations stay."""
-
-    def change(e: Expr) -> Expr:
-        return replace_expressions(e, to)
-
     s = map_bodies(statement, lambda body: (rewrite_statement(b, to) for b in body))
-    match s:
-        case Declare(var, value):
-            return Declare(var, None if value is None else change(value))
-        case Assign(var, value):
-            return Assign(var, change(value))
-        case Store(array, index, value):
-            return Store(array, change(index), change(value))
-        case Copy(write=write, read=read):
-            return replace(s, write=change(write), read=change(read))
-        case LoadPair(index=index) | PairOperation(index=index) | Prefetch(index=index):
-            return replace(s, index=change(index))
-        case StoreTransposed(write=write):
-            return replace(s, write=change(write))
-        case FragmentProduct(at=at, left_at=left_at, right_at=right_at):
-            return replace(s, at=change(at), left_at=change(left_at), right_at=change(right_at))
-        case StorePair(array, index, left, right):
-            return StorePair(array, change(index), change(left), change(right))
-        case For(_, start, stop, step):
-            return replace(s, start=change(start), stop=change(stop), step=change(step))
-        case If(condition):
-            return replace(s, condition=change(condition))
-        case LocalArray() | Barrier() | Comment():
-            return s
+    old = {name: getattr(s, name) for name in _EXPRESSIONS.get(type(s), ())}
+    new: dict[str, typing.Any] = {name: replace_expressions(e, to) for name, e in old.items() if e is not None}
+    return replace(s, **new) if new else s
 
 
 def accessed_arrays(statement: Statement) -> tuple[Array, ...]:
     """Return the arrays that *statement* itself accesses: those it writes first, then those its expressions read."""
-    match statement:
-        case Store(array) | StorePair(array) | LoadPair(_, _, array) | Prefetch(array):
-            own: tuple[Array, ...] = (array,)
-        case Copy(target, _, source):
-            own = (target, source)
-        case StoreTransposed(target, _, _, tile):
-            own = (target, tile)
-        case PairOperation(_, target, _, left, right):
-            own = (target, left, right)
-        case FragmentProduct(sums=sums, left=left, right=right):
-            own = (sums, left, right)
-        case _:
-            own = ()
     read = (e.array for x in own_expressions(statement) for e in walk_expression(x) if isinstance(e, Load))
-    return (*own, *read)
+    return (*_fields(statement, _ARRAYS), *read)
 
 
 def written_array(statement: Statement) -> Array | None:
     """Return the array that *statement* itself writes, or None."""
-    match statement:
-        case Store(array) | StorePair(array) | Copy(array) | StoreTransposed(array) | PairOperation(_, array):
-            return array
-        case FragmentProduct(array):
-            return array
-        case _:
-            return None
+    reads = isinstance(statement, LoadPair | Prefetch)
+    return None if reads else next(iter(_fields(statement, _ARRAYS)), None)
 
 
 def declared_names(statement: Statement) -> tuple[str, ...]:
     """Return the names that *statement* itself declares."""
-    match statement:
-        case Declare(var):
-            return (var.name,)
-        case LocalArray(array):
-            return (array.name,)
-        case LoadPair(left, right):
-            return left.name, right.name
-        case _:
-            return ()
+    return tuple(declared.name for declared in _fields(statement, _DECLARED))
 
 
 def used_names(statement: Statement) -> frozenset[str]:

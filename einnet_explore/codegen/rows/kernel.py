@@ -25,48 +25,33 @@ from einnet_explore.analysis.row_nest import (
     node_name,
     read_nodes,
 )
+from einnet_explore.codegen.language.lowering import mixed_radix_split
 from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.codegen.tvm.emission import (
+    COMBINE,
     Environment,
     VectorTile,
     count_steps,
     fill_buffer,
     load_vector,
-    mixed_radix_split,
     multiply_tile,
     store_tile,
     store_vector,
     tvm_constant,
     tvm_expression,
+    tvm_function,
     vector_tile,
 )
 from einnet_explore.ir import REDUCTIONS, Const, Iterator, Scalar, Scope, Table, Tensor
 from einnet_explore.support.lazy_modules import LazyModule
 
 tirx, T = LazyModule("tvm.tirx"), LazyModule("tvm.tirx.script.builder.ir")
-ir_builder = LazyModule("tvm.script.ir_builder")
 
 NodeReader = Callable[..., TvmObject]
 
 MAX_BLOCK_ROWS = 64
 """Rows of a block, at most."""
-
-
-def rows_function(
-    nest: RowNest, inputs: Mapping[str, tuple[int, ...]], write: Callable[[Mapping[str, TvmObject], TvmObject], None]
-) -> TvmObject:
-    """Return the PrimFunc of *nest* from *inputs* (shapes by name); ``write(buffers, result)`` writes its body."""
-    with ir_builder.IRBuilder() as builder, T.prim_func(s_tir=True):
-        T.func_name("main")
-        places = {
-            tensor: T.match_buffer(T.arg(f"t{n}", T.handle()), shape, "float32")
-            for n, (tensor, shape) in enumerate(inputs.items())
-        }
-        result = T.match_buffer(T.arg("y", T.handle()), nest.scope.shape, "float32")
-        T.func_attr({"tir.noalias": True})
-        write(places, result)
-    return builder.get()
 
 
 @dataclass
@@ -291,16 +276,8 @@ class RowWriter:
         total = T.alloc_buffer((1,))
         T.buffer_store(total, lanes[0], [0])
         for x in range(1, self._lanes):
-            T.buffer_store(total, _COMBINE[node.reduce](total[0], lanes[x]), [0])
+            T.buffer_store(total, COMBINE[node.reduce](total[0], lanes[x]), [0])
         self.readers[node_name(n)] = lambda: total[0]
-
-
-_COMBINE: Mapping[str, Callable[[TvmObject, TvmObject], TvmObject]] = {
-    "sum": lambda a, b: a + b,
-    "prod": lambda a, b: a * b,
-    "max": lambda a, b: tirx.max(a, b),  # noqa: PLW0108 - TVM's are overloaded
-    "min": lambda a, b: tirx.min(a, b),  # noqa: PLW0108
-}
 
 
 def _read_from(buffer: TvmObject, start: TvmObject) -> NodeReader:
@@ -318,7 +295,7 @@ def _accumulate_into(
         del w
         x, fresh = lane
         counted = value if fresh is None else tirx.Select(fresh, value, neutral)
-        T.buffer_store(total, _COMBINE[reduce](total[x], counted), [x])
+        T.buffer_store(total, COMBINE[reduce](total[x], counted), [x])
 
     return add
 
@@ -341,8 +318,8 @@ def _first_pass(nest: RowNest, body: Scalar, passes: Mapping[int, int]) -> int:
 
 def nest_function(nest: RowNest, inputs: Mapping[str, tuple[int, ...]], threads: int, machine: Machine) -> TvmObject:
     """Return the PrimFunc that computes *nest* from *inputs* (shapes by name, in the order of its parameters)."""
-    return rows_function(
-        nest, inputs, lambda places, result: _NestKernel(nest, places, result, threads, machine).write()
+    return tvm_function(
+        inputs, nest.scope.shape, lambda places, result: _NestKernel(nest, places, result, threads, machine).write()
     )
 
 

@@ -18,8 +18,9 @@ from math import prod
 
 from einnet_explore.analysis.online_softmax import LOWEST_SCORE, OnlineSoftmax
 from einnet_explore.analysis.row_nest import BandNode, ColumnNode, node_name
+from einnet_explore.codegen.language.lowering import mixed_radix_split
 from einnet_explore.codegen.register_tiles import Machine
-from einnet_explore.codegen.rows.kernel import MAX_BLOCK_ROWS, NodeReader, RowKernel, rows_function
+from einnet_explore.codegen.rows.kernel import MAX_BLOCK_ROWS, NodeReader, RowKernel
 from einnet_explore.codegen.tvm import TvmObject, emission
 from einnet_explore.codegen.tvm.emission import (
     Environment,
@@ -29,10 +30,10 @@ from einnet_explore.codegen.tvm.emission import (
     fold_vector,
     hide_condition,
     load_vector,
-    mixed_radix_split,
     multiply_tile,
     store_tile,
     store_vector,
+    tvm_function,
     vector_tile,
 )
 from einnet_explore.ir import Iterator, Scalar, Tensor, accesses
@@ -136,10 +137,11 @@ def online_function(
     online: OnlineSoftmax, inputs: Mapping[str, tuple[int, ...]], threads: int, machine: Machine
 ) -> TvmObject:
     """Return the PrimFunc that computes *online* from *inputs* (shapes by name, in the order of its parameters)."""
-    return rows_function(
-        online.nest,
+    nest = online.nest
+    return tvm_function(
         inputs,
-        lambda places, result: _OnlineKernel(online.nest, places, result, threads, machine, online).write(),
+        nest.scope.shape,
+        lambda places, result: _OnlineKernel(nest, places, result, threads, machine, online).write(),
     )
 
 

@@ -15,7 +15,7 @@ the batch.  Operands are copied asynchronously, four elements at a time where th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from math import inf, prod
@@ -24,7 +24,15 @@ from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.analysis.indices import guard, iterators_of, substitute
 from einnet_explore.analysis.online_softmax import LOWEST_SCORE, OnlineSoftmax
 from einnet_explore.analysis.row_nest import BandNode, ColumnNode, RowNest, RowProduct, node_name, read_nodes
-from einnet_explore.codegen.language.lowering import flat_index, lower_index, lower_join, lower_scalar, result_array
+from einnet_explore.codegen.language.lowering import (
+    flat_index,
+    lower_index,
+    lower_join,
+    lower_scalar,
+    memory_reader,
+    mixed_radix_split,
+    result_array,
+)
 from einnet_explore.codegen.language.statements import (
     Assign,
     Barrier,
@@ -55,8 +63,7 @@ from einnet_explore.codegen.language.values import (
     select,
 )
 from einnet_explore.codegen.tiling.kernel import copy_async
-from einnet_explore.codegen.tiling.shared_layout import affine_expression
-from einnet_explore.ir import Access, Const, Iterator, Scalar, Scope, Table, Tensor, accesses, as_index
+from einnet_explore.ir import Access, Const, Iterator, Scalar, Tensor, accesses, as_index
 from einnet_explore.support.errors import Refused
 
 LANES = 8
@@ -304,10 +311,8 @@ class OnlineWriter:
     def _places(self) -> Iterable[Statement]:
         """Yield the block's part of the batch, its first row, and the thread's place in it."""
         yield Declare(_BASE, LaunchIndex("block") % self.blocks * self.tile.rows)
-        rest = LaunchIndex("block") // self.blocks
-        for x in reversed(self.nest.batch):
-            yield Declare(self._batch[x], rest % x.extent)
-            rest = rest // x.extent
+        for x, value in mixed_radix_split(self.nest.batch, LaunchIndex("block") // self.blocks).items():
+            yield Declare(self._batch[x], value)
         yield Declare(_LANE, _THREAD % LANES)
         yield Declare(_GROUP, _THREAD // LANES)
 
@@ -330,14 +335,7 @@ class OnlineWriter:
         return _LANE + step * LANES
 
     def _lower(self, body: Scalar, at: Mapping[Iterator, Expr], nodes: Mapping[str, Expr] | None = None) -> Expr:
-        def read(source: Tensor | Table | Scope, where: Sequence[Expr]) -> Expr:
-            assert isinstance(source, Tensor)
-            if nodes and source.name in nodes:
-                return nodes[source.name]
-            strides = row_major_strides(source.shape)
-            start = -sum(lo * k for (lo, _), k in zip(source.box, strides, strict=True))
-            return self.memory[source.name][affine_expression(strides, where, start, self.wide)]
-
+        read = memory_reader(self.memory, self.wide, nodes or {})
         return lower_scalar(body, {**self._batch, **at}, read, F32, self.wide)
 
     def _load(
@@ -355,12 +353,7 @@ class OnlineWriter:
         size = PACK if _are_neighbours(body, inner) else 1
         width //= size
         number, line, place = Var(":element"), Var(":line"), Var(":place")
-        at: dict[Iterator, Expr] = {along: self._begin(along) + line}
-        rest: Expr = place
-        for x in reversed(inner):
-            at[x] = rest % x.extent if x != inner[0] else rest
-            rest = rest // x.extent
-        value = self._lower(body, at)
+        value = self._lower(body, {along: self._begin(along) + line, **mixed_radix_split(inner, place)})
         if extent < width * size:
             value = select(place.lt(extent), value, literal(0.0, F32))
         load = (

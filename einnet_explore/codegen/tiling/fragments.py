@@ -18,10 +18,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from einnet_explore.analysis.flattening import flat_address, row_major_strides
+from einnet_explore.analysis.flattening import flat_address
 from einnet_explore.analysis.indices import is_inside_box
 from einnet_explore.analysis.products import TensorContraction
-from einnet_explore.codegen.language.lowering import element_address, lower_index, lower_scalar, result_array
+from einnet_explore.codegen.language.lowering import (
+    element_address,
+    lower_index,
+    lower_scalar,
+    memory_reader,
+    mixed_radix_split,
+    result_array,
+)
 from einnet_explore.codegen.language.statements import (
     FRAGMENT_COLUMNS,
     FRAGMENT_DEPTH,
@@ -60,7 +67,7 @@ from einnet_explore.codegen.language.values import (
 )
 from einnet_explore.codegen.sum_of_products import SUM_RESULT
 from einnet_explore.codegen.tiling.cost import EpilogueContraction, as_contraction
-from einnet_explore.ir import Access, Index, Iterator, Scope, Table, Tensor, accesses, as_index
+from einnet_explore.ir import Access, Index, Iterator, Scope, Tensor, accesses, as_index
 from einnet_explore.support.errors import Refused
 
 SIDE, DEPTH = 64, 32
@@ -220,7 +227,7 @@ class _Writer:
         if self.band:
             yield Declare(_RESIDUE, binary_operation("%", rest, self.band.step))
             rest = binary_operation("/", rest, self.band.step)
-        for x, value in _split(self.batch, rest).items():
+        for x, value in mixed_radix_split(self.batch, rest).items():
             yield Declare(_batch_place(x), value)
         yield Declare(_WARP, binary_operation("/", _THREAD, WARP_THREADS))
 
@@ -231,14 +238,14 @@ class _Writer:
             x = row * self.band.step + _RESIDUE
             whole = self.band.x.extent % (self.band.step * SIDE) == 0
             return at | {self.band.x: x}, [] if whole else [x.lt(self.band.x.extent)]
-        return at | _split(self.product.m, row), [row.lt(self.rows)] if self.rows % SIDE else []
+        return at | mixed_radix_split(self.product.m, row), [row.lt(self.rows)] if self.rows % SIDE else []
 
     def _at_column(self, column: Expr) -> tuple[IteratorPlaces, list[Expr]]:
         """Return the iterators' values at *column* of the right factor, and the conditions under which it is there."""
         at: IteratorPlaces = {x: _batch_place(x) for x in self.batch}
         if self.band:  # the place x / step + window, for the first x of the residue
             return at | {self.band.x: _RESIDUE, self.band.window: _ROW + column}, []
-        return at | _split(self.product.n, column), [column.lt(self.columns)] if self.columns % SIDE else []
+        return at | mixed_radix_split(self.product.n, column), [column.lt(self.columns)] if self.columns % SIDE else []
 
     def _at_sum(self, row: Expr, column: Expr) -> tuple[IteratorPlaces, list[Expr]]:
         """Return the iterators' values at an element of the product, and the conditions under which it is stored."""
@@ -263,7 +270,7 @@ class _Writer:
         slow, fast = binary_operation("/", number, inner), binary_operation("%", number, inner)
         place = (_ROW if is_left else _COLUMN) + row
         at, tests = self._at_row(place) if is_left else self._at_column(place)
-        at |= _split(self.k, start + deep)
+        at |= mixed_radix_split(self.k, start + deep)
         tests += [(start + deep).lt(self.depth)] if self.depth % DEPTH else []
         test = conjunction(*tests, *self._in_box(access, at, is_left))
         address = lower_index(flat_address(access), at)
@@ -327,16 +334,7 @@ class _Writer:
             column = _COLUMN + binary_operation("/", _WARP, WARPS) * WARP_SIDE + j * FRAGMENT_COLUMNS + across
             at, tests = self._at_sum(row, column)
 
-            def read(source: Tensor | Table | Scope, where: tuple[Expr, ...], n: int = n) -> Expr:
-                if source == SUM_RESULT:
-                    return sums[_sum_place(i, j) + n]
-                assert isinstance(source, Tensor)
-                strides = row_major_strides(source.shape)
-                address: Expr = Literal(-sum(lo * k for (lo, _), k in zip(source.box, strides, strict=True)), I32)
-                for value, stride in zip(where, strides, strict=True):
-                    address = address + value * stride
-                return self.memory[source.name][address]
-
+            read = memory_reader(self.memory, I32, {SUM_RESULT.name: sums[_sum_place(i, j) + n]})
             value = lower_scalar(self.contraction.epilogue, at, read, F32)
             index = tuple(map(as_index, self.product.scope.traversals))
             store = Store(result, element_address(self.product.scope.shape, index, at, I32), value)
@@ -356,15 +354,6 @@ def _size(axes: Sequence[Iterator]) -> int:
 
 def _batch_place(x: Iterator) -> Var:
     return Var(f"{x.name}:batch")
-
-
-def _split(axes: Sequence[Iterator], flat: Expr) -> IteratorPlaces:
-    """Return the values of *axes*, which start at 0, at position *flat* of their grid."""
-    out: IteratorPlaces = {}
-    for x in reversed(axes):
-        out[x] = flat if x == axes[0] else binary_operation("%", flat, x.extent)
-        flat = binary_operation("/", flat, x.extent)
-    return out
 
 
 def _sides(access: Access) -> Iterable[tuple[Index, tuple[int, int]]]:

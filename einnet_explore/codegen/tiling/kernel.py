@@ -17,7 +17,13 @@ from typing import TypeAlias
 
 from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.analysis.indices import guard
-from einnet_explore.codegen.language.lowering import lower_join, lower_scalar, result_array
+from einnet_explore.codegen.language.lowering import (
+    affine_expression,
+    lower_join,
+    lower_scalar,
+    memory_reader,
+    result_array,
+)
 from einnet_explore.codegen.language.statements import (
     Barrier,
     Comment,
@@ -58,12 +64,7 @@ from einnet_explore.codegen.tiling.cost import (
     search_best_first,
     tile_cost,
 )
-from einnet_explore.codegen.tiling.shared_layout import (
-    Exprs,
-    ThreadLayout,
-    TileInput,
-    affine_expression,
-)
+from einnet_explore.codegen.tiling.shared_layout import ThreadLayout, TileInput
 from einnet_explore.ir import REDUCTIONS, Access, Iterator, Scalar, Scope, Table, Tensor, accesses, map_accesses
 from einnet_explore.ir.program import Program
 
@@ -427,20 +428,13 @@ class TiledKernelWriter(TileLoader):
 
     def _write(self) -> tuple[Statement, ...]:
         at = dict(zip(self.rows, self.at, strict=True))
-        value = lower_scalar(self.contraction.epilogue, at, self._read_epilogue_operand, self.kind, self.wide)
+        read = memory_reader(self.memory, self.wide, {SUM_RESULT.name: self.sums[self.sum_at]})
+        value = lower_scalar(self.contraction.epilogue, at, read, self.kind, self.wide)
         where = affine_expression(self.contraction.table.output.coefficients, self.at, 0, self.wide)
         written = self._for_each_sum(
             self._hints, Store(self.result, where, value), tests=(*self._in_tile(), *self._in_result())
         )
         return _guard_statements([THREAD_INDEX.lt(self.threads.outputs)] if self.threads.lanes > 1 else (), written)
-
-    def _read_epilogue_operand(self, source: Tensor | Table | Scope, index: Exprs) -> Expr:
-        if source == SUM_RESULT:
-            return self.sums[self.sum_at]
-        assert isinstance(source, Tensor)
-        strides = row_major_strides(source.shape)
-        start = -sum(lo * k for (lo, _), k in zip(source.box, strides, strict=True))
-        return self.memory[source.name][affine_expression(strides, index, start, self.wide)]
 
 
 def _guard_statements(tests: Iterable[Expr], body: tuple[Statement, ...]) -> tuple[Statement, ...]:

@@ -18,11 +18,11 @@ from functools import cached_property
 from math import prod
 
 from einnet_explore.analysis.flattening import AddressColumn, FlattenedScope
+from einnet_explore.codegen.language.lowering import affine_expression
 from einnet_explore.codegen.language.statements import integer_constant
 from einnet_explore.codegen.language.values import (
     Array,
     Expr,
-    Literal,
     Type,
     binary_operation,
     cast,
@@ -198,16 +198,6 @@ def _spread_along(counts: list[int], n: int, enough: int, left: int) -> int:
 
 
 Exprs = Sequence[Expr]
-
-
-def affine_expression(coefficients: Sequence[int], values: Exprs, const: int, wide: Type) -> Expr:
-    """Return const + Σ coefficient · value, in *wide*."""
-    total: Expr = Literal(0, wide)
-    for k, value in zip(coefficients, values, strict=True):
-        if k:
-            part = cast(wide, value)
-            total = total + part * k if k > 0 else total - part * -k
-    return total + const if const >= 0 else total - -const
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ and more, or one of "local" scope, on the heap in every call).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import count, groupby, product
+from itertools import groupby, product
 from math import prod
 
 import numpy as np
@@ -30,12 +31,18 @@ from einnet_explore.codegen.register_tiles import (
     padded_copy_layout,
 )
 from einnet_explore.codegen.sum_of_products import SUM_RESULT, Phase, SumOfProducts
-from einnet_explore.codegen.tvm import TvmObject, emission
-from einnet_explore.codegen.tvm.emission import Environment
-from einnet_explore.ir import Access, Index, Iterator, Tensor, accesses
+from einnet_explore.codegen.tvm import TvmObject
+from einnet_explore.codegen.tvm.emission import (
+    Environment,
+    load_vector,
+    store_vector,
+    tvm_expression,
+    tvm_function,
+)
+from einnet_explore.ir import Index, Iterator, Scope, Table, Tensor, accesses
 from einnet_explore.support.lazy_modules import LazyModule
 
-tirx = LazyModule("tvm.tirx")
+tirx, T = LazyModule("tvm.tirx"), LazyModule("tvm.tirx.script.builder.ir")
 
 Array = npt.NDArray[np.int64]
 
@@ -248,360 +255,275 @@ def plan_contraction(form: SumOfProducts, tile: RegisterTile, threads: int) -> C
     return None if other is None else ContractionPlan(form, tile, other, threads)
 
 
-@dataclass(frozen=True, eq=False)
-class ContractionContext:
-    """Buffers and fresh names of a kernel under construction."""
+@dataclass(frozen=True)
+class _Writer:
+    """Writes the kernel of *plan* from *operands* (the one that is read in vectors, the other one) and *sides*."""
 
     plan: ContractionPlan
-    _next: Callable[[], int] = field(default_factory=lambda: count().__next__)
+    operands: tuple[TvmObject, TvmObject]
+    sides: Mapping[str, TvmObject]
+    result: TvmObject
 
     @property
     def last(self) -> Iterator:
         """The traversal along the lanes."""
         return self.plan.form.traversals[-1]
 
+    @property
+    def tile(self) -> RegisterTile:
+        return self.plan.tile
+
     @cached_property
-    def raw(self) -> tuple[TvmObject, TvmObject]:
-        """The operands as parameters: the one that is read in vectors, the other one."""
+    def is_wide(self) -> bool:
+        """True if the other operand moves along the lanes, too."""
+        return self.last in self.plan.form.moves(1 - self.tile.vector)
+
+    def copied(self) -> _Writer:
+        """Write the copies of operands, and return the writer that reads them."""
+        first, second = map(self._copied, (self.tile.layout, self.plan.other), self.operands)
+        return replace(self, operands=(first, second))
+
+    def _copied(self, layout: OperandLayout | None, source: TvmObject) -> TvmObject:
+        """Copy the elements inside the tensor's box into *layout*, with zeros around them, if it is a copy."""
+        if layout is None or not layout.copied:
+            return source
+        target = T.alloc_buffer((layout.size + 2 * self.tile.lanes,))  # vectors may extend past the last row
+        box, shape = layout.tensor.box, layout.tensor.shape
+        *outer, (axis, _) = zip(layout.axes, layout.strides, strict=True)
+        lo, hi = box[axis.dim]
+        step = prod(shape[axis.dim + 1 :]) * axis.modulus
+        at = start = tirx.const(0, "int32")
+        tests: list[TvmObject] = []
+        shared = self.plan.copy_shared(layout)
+        with ExitStack() as inside:
+            for a, stride in outer:
+                if not a.high:
+                    continue
+                x = inside.enter_context((T.parallel if shared and a.extent > 1 else T.serial)(a.extent))
+                shared = shared and a.extent == 1
+                first, end = box[a.dim]
+                at = at + x * stride
+                start = start + (x + (a.lo - first)) * prod(shape[a.dim + 1 :])
+                tests += [x >= first - a.lo] if a.lo < first else []
+                tests += [x < end - a.lo] if a.lo + a.extent > end else []
+            low = next((stride for a, stride in outer if not a.high), 0)
+            for q in range(axis.modulus):
+                # Positions m·i + q, counted from the start of what is read, that lie in the box.
+                begin = min(axis.extent, max(0, -((axis.lo + q - lo) // axis.modulus)))
+                end = max(begin, min(axis.extent, -((axis.lo + q - hi) // axis.modulus)))
+                here = at + q * low
+                origin = start + (axis.lo + q - lo) * (step // axis.modulus)
+                copy = partial(_copy_element, target, here, source, origin, step)
+                zero = partial(_clear_element, target, here)
+                chunks = ((zero, 0, begin), (copy, begin, end), (zero, end, axis.extent))
+                if not tests:
+                    self._vector_chunks(*chunks)
+                    continue
+                with T.If(tirx.all(*tests)):
+                    with T.Then():
+                        self._vector_chunks(*chunks)
+                    with T.Else():
+                        self._vector_chunks((zero, 0, axis.extent))
+        return target
+
+    def _vector_chunks(self, *chunks: tuple[Callable[[TvmObject], None], int, int]) -> None:
+        """Run ``store(i)`` for every i in each range, in vectors; the last one may overlap its predecessor."""
+        lanes = self.tile.lanes
+        for store, first, end in chunks:
+            begin, count = first, end - first
+            if count >= lanes:
+                with T.serial(count // lanes) as block, T.vectorized(lanes) as lane:
+                    store(block * lanes + lane + begin)
+                begin, count = (end, 0) if count % lanes == 0 else (end - lanes, lanes)
+            if count:
+                with T.vectorized(count) as lane:
+                    store(lane + begin)
+
+    def tiles(self) -> None:
+        """Write the loops over tiles."""
         plan = self.plan
-        vector, other = (plan.form.operands[n].shape for n in (plan.tile.vector, 1 - plan.tile.vector))
-        return flat_buffer(vector, "a"), flat_buffer((plan.packed,) if plan.other is None else other, "b")
+        loops = [b for b in plan.blocks if b.count > 1]
+        counts = [b.count for b in loops]
+        shared = 0
+        if plan.tiles_shared:
+            wanted = TILES_PER_THREAD * plan.threads
+            shared = next((n for n in range(1, len(loops) + 1) if prod(counts[:n]) >= wanted), len(loops))
+        with ExitStack() as inside:
+            block: dict[Iterator, TvmObject] = {}
+            if shared:
+                one = inside.enter_context(T.parallel(prod(counts[:shared])))
+                for n, b in enumerate(loops[:shared]):
+                    digit = tirx.truncmod(tirx.truncdiv(one, prod(counts[n + 1 : shared])), b.count)
+                    block[b.iterator] = T.bind(digit)
+            block |= {b.iterator: inside.enter_context(T.serial(b.count)) for b in loops[shared:]}
+            env: dict[Iterator, TvmObject] = {}
+            for b in plan.blocks:
+                at = block.get(b.iterator, tirx.const(0, "int32"))
+                if b.count > 1 and b.size > 1:
+                    whole = b.iterator.extent % b.size == 0
+                    at = T.bind(at * b.size if whole else tirx.min(at * b.size, b.iterator.extent - b.size))
+                env[b.iterator] = at
+            for n in range(len(self.tile.groups)):
+                # A loop of one step: buffers of several groups get scopes of their own.
+                with T.serial(1) if len(self.tile.groups) > 1 else nullcontext():
+                    self._phase_group(n, env, block)
 
-    @cached_property
-    def operands(self) -> tuple[TvmObject, TvmObject]:
-        """The operands or their copies; vectors may extend past the last row of a copy."""
-        spare = 2 * self.plan.tile.lanes
-        first, second = (
-            flat_buffer((layout.size + spare,), f"{raw.name}c") if layout is not None and layout.copied else raw
-            for layout, raw in zip((self.plan.tile.layout, self.plan.other), self.raw, strict=True)
-        )
-        return first, second
+    def _phase_group(self, n: int, env: Environment, block: Environment) -> None:
+        """Write one tile of the phases of group *n*: clear, sum, store."""
+        tile, steps = self.tile, self.plan.steps[n]
+        phases = tuple(dict.fromkeys((*(tap.phase for tap in steps), *tile.groups[n])))
+        keys = product(phases, range(tile.rows), range(tile.vectors), range(tile.slots))
+        sums = {key: T.alloc_buffer((tile.lanes,)) for key in keys}
+        for total in sums.values():
+            store_vector(total, tirx.Broadcast(tirx.const(0.0, "float32"), tile.lanes), 0, tile.lanes)
+        if steps:  # otherwise all that is read lies outside of its tensor
+            with ExitStack() as inside:
+                inner = {y: inside.enter_context(T.serial(y.extent)) for y in self.plan.sums}
+                self._multiply_add(n, {**env, **inner}, block, sums)
+        self._write_sums(env, sums, phases)
 
-    @cached_property
-    def sides(self) -> Mapping[str, TvmObject]:
-        """The buffers that the epilogue reads, by name."""
-        return {t.name: flat_buffer(t.shape, f"t{n}") for n, t in enumerate(self.plan.sides)}
+    def _multiply_add(self, n: int, env: Environment, block: Environment, sums: Mapping[TvmObject, TvmObject]) -> None:
+        """Write the multiply-adds of one step of the sum."""
+        tile = self.tile
+        positions = list(product(range(tile.rows), range(tile.vectors)))
+        shared = {p: (0, p[1] if self.is_wide else 0) for p in positions}  # the first one with the same other element
+        other = partial(self._other_operand, n, env if self.plan.other is not None else {**env, **block})
 
-    @cached_property
-    def result(self) -> TvmObject:
-        """The result's buffer."""
-        return flat_buffer(tuple(x.extent for x in self.plan.form.outside), "y")
+        def accumulate(total: TvmObject, a: TvmObject, b: TvmObject) -> None:
+            store_vector(total, load_vector(total, 0, tile.lanes) + a * b, 0, tile.lanes)
 
-    def variable(self, stem: str) -> TvmObject:
-        """Return a new integer."""
-        return tirx.Var(f"{stem}{self._next()}", "int32")
+        for _, run in groupby(enumerate(self.plan.steps[n]), key=lambda item: item[1].offset):
+            these = list(run)
+            each = list(product(these, range(tile.slots)))
+            vector = partial(self._vector_operand, these[0][1], env)
+            if len(positions) <= len(each):
+                vectors = {p: T.bind(vector(*p)) for p in positions}
+                for (at, tap), j in each:
+                    held = {p: T.bind(other(at, tap, j, p[1])) for p in dict.fromkeys(shared.values())}
+                    for p in positions:
+                        accumulate(sums[tap.phase, *p, j], vectors[p], held[shared[p]])
+            else:
+                others = {
+                    (at, j, p): T.bind(other(at, tap, j, p[1]))
+                    for ((at, tap), j), p in product(each, dict.fromkeys(shared.values()))
+                }
+                for p in positions:
+                    one = T.bind(vector(*p))
+                    for (at, tap), j in each:
+                        accumulate(sums[tap.phase, *p, j], one, others[at, j, shared[p]])
 
-    def accumulator(self) -> TvmObject:
-        """Return a new buffer of one vector."""
-        return flat_buffer((self.plan.tile.lanes,), f"c{self._next()}")
+    def _vector_operand(self, tap: Tap, env: Environment, row: int, n: int) -> TvmObject:
+        """Return the vector that *tap* reads in *row*."""
+        tile = self.tile
+        found = _affine_address(tile.layout, self.plan.form.reads[tap.phase][tile.vector], tap.known)
+        extra = vector_offsets(tile, self.last)[n]
+        extra += found[1].get(tile.row, 0) * row if tile.row is not None else 0
+        return load_vector(self.operands[0], _flat_position(found, env) + extra, tile.lanes)
 
-    def let(self, out: list[TvmObject], value: TvmObject, lanes: int | None = None) -> TvmObject:
-        """Bind the vector *value* to a new name by a statement appended to *out*."""
-        name = tirx.Var(f"v{self._next()}", f"float32x{lanes or self.plan.tile.lanes}")
-        out.append(tirx.Bind(name, value))
-        return name
+    def _other_operand(self, n: int, env: Environment, at: int, tap: Tap, slot: int, vector: int) -> TvmObject:
+        """Return the other operand's value: a broadcast element, or a vector if it moves along the lanes too."""
+        tile, layout = self.tile, self.plan.other
+        if layout is None:
+            region = self.plan.regions[n]
+            each = tile.vectors * tile.lanes if self.is_wide else 1
+            start = region.start + (at * tile.slots + slot) * each + vector * tile.lanes * self.is_wide
+            place = _flat_position((start, dict(region.strides)), env)
+        else:
+            found = _affine_address(layout, self.plan.form.reads[tap.phase][1 - tile.vector], tap.known)
+            extra = found[1].get(tile.slot, 0) * slot if tile.slot is not None else 0
+            extra += vector_offsets(tile, self.last)[vector] if self.is_wide else 0
+            place = _flat_position(found, env) + extra
+        if self.is_wide:
+            return load_vector(self.operands[1], place, tile.lanes)
+        return tirx.Broadcast(self.operands[1][place], tile.lanes)
 
-    def lanes(self, start: TvmObject | int) -> TvmObject:
-        """Return the positions of a vector from *start* on."""
-        first = tirx.const(start, "int32") if isinstance(start, int) else start
-        return tirx.Ramp(first, tirx.const(1, "int32"), self.plan.tile.lanes)
+    def _write_sums(self, env: Environment, sums: Mapping[TvmObject, TvmObject], phases: tuple[Phase, ...]) -> None:
+        """Write the epilogue of every sum, and the stores."""
+        form, tile = self.plan.form, self.tile
+        wide = form.periods[-1]
+        lanes = min(tile.lanes, self.last.extent)
+        starts = dict.fromkeys(phase[:-1] for phase in phases)
+        for start, row, n, slot in product(starts, range(tile.rows), range(tile.vectors), range(tile.slots)):
+            moved = dict(env)
+            for x, k in ((tile.row, row), (tile.slot, slot), (self.last, vector_offsets(tile, self.last)[n])):
+                if x is not None:
+                    moved[x] = moved[x] + k
+            parts = [sums[(*start, q), row, n, slot] for q in range(wide)]
+            outside = [moved[x] * p + q for x, p, q in zip(form.traversals, form.periods, (*start, 0), strict=True)]
+            position = _row_major_position(outside, tuple(x.extent for x in form.outside))
+            for q, part in enumerate(parts):
+                if wide > 1 and form.epilogue == SUM_RESULT[()]:
+                    continue
+                with T.vectorized(lanes) as lane:
+                    at = [*outside[:-1], outside[-1] + lane * wide + q]
+                    value = self._epilogue_value(part[lane], at)
+                    T.buffer_store(*((self.result, value, [position + lane]) if wide == 1 else (part, value, [lane])))
+            if wide > 1:
+                self._interleave_phases(parts, lanes, position)
+
+    def _epilogue_value(self, total: TvmObject, at: Sequence[TvmObject]) -> TvmObject:
+        """Return the epilogue at one element."""
+
+        def read(source: Tensor | Table | Scope) -> Callable[..., TvmObject]:
+            if source == SUM_RESULT:
+                return lambda: total
+            if not isinstance(source, Tensor):
+                raise TypeError(f"{source!r} is no tensor")
+            return lambda *where: self.sides[source.name][_row_major_position(where, source.shape)]
+
+        return tvm_expression(self.plan.form.epilogue, dict(zip(self.plan.form.outside, at, strict=True)), read)
+
+    def _interleave_phases(self, parts: Sequence[TvmObject], lanes: int, position: TvmObject) -> None:
+        """Interleave the phases of a row: in registers if their number is a power of two."""
+        wide, width = len(parts), self.tile.lanes
+        if wide & (wide - 1):
+            for q, part in enumerate(parts):
+                if lanes == width:
+                    place = tirx.Ramp(position + q, wide, width)
+                    T.buffer_store(self.result, load_vector(part, 0, width), [place])
+                    continue
+                with T.serial(lanes) as lane:
+                    T.buffer_store(self.result, part[lane], [position + lane * wide + q])
+            return
+        values = [load_vector(part, 0, width) for part in parts]
+        while len(values) > 1:
+            half = len(values) // 2
+            order = [at for lane in range(width) for at in (lane, width + lane)]
+            order = order[: lanes * wide] if half == 1 else order
+            chosen = [tirx.const(i, "int32") for i in order]
+            pairs = zip(values[:half], values[half:], strict=True)
+            values, width = [T.bind(tirx.Shuffle([a, b], chosen)) for a, b in pairs], 2 * width
+        store_vector(self.result, values[0], position, lanes * wide)
 
 
-def flat_buffer(shape: Sequence[int], name: str) -> TvmObject:
-    """Return a flat buffer for *shape*."""
-    return tirx.decl_buffer((max(1, prod(shape)),), "float32", name)
-
-
-def statement_sequence(statements: Sequence[TvmObject]) -> TvmObject:
-    """Return *statements* in order; TVM does not nest sequences."""
-    flat: list[TvmObject] = []
-    for s in statements:
-        flat += list(s.seq) if isinstance(s, tirx.SeqStmt) else [s]
-    return tirx.SeqStmt(flat) if len(flat) > 1 else flat[0]
-
-
-def serial_loop(x: TvmObject, extent: int, body: TvmObject) -> TvmObject:
-    """A loop."""
-    return tirx.For(x, 0, extent, tirx.ForKind.SERIAL, body)
-
-
-def parallel_loop(x: TvmObject, extent: int, body: TvmObject) -> TvmObject:
-    """A loop whose iterations threads share."""
-    return tirx.For(x, 0, extent, tirx.ForKind.PARALLEL, body)
-
-
-def vector_loop(x: TvmObject, extent: int, body: TvmObject) -> TvmObject:
-    """A loop that is one vector."""
-    return tirx.For(x, 0, extent, tirx.ForKind.VECTORIZED, body)
-
-
-def row_major_position(at: Sequence[TvmObject], shape: Sequence[int]) -> TvmObject:
+def _row_major_position(at: Sequence[TvmObject], shape: Sequence[int]) -> TvmObject:
     """Return the position of *at* in an array of *shape*."""
     steps = zip(at, row_major_strides(tuple(shape)), strict=True)
     return sum((i * step for i, step in steps), tirx.const(0, "int32"))
 
 
-def flat_position(address: FlatAddress, env: Environment) -> TvmObject:
+def _flat_position(address: FlatAddress, env: Environment) -> TvmObject:
     """Return *address* for iterators of the values *env*."""
     const, terms = address
     return sum((env[x] * k for x, k in terms.items()), tirx.const(0, "int32")) + const
 
 
-def copy_operand(context: ContractionContext, layout: OperandLayout, source: TvmObject, target: TvmObject) -> TvmObject:
-    """Copy the elements inside the tensor's box into the layout, with zeros around them."""
-    box, shape = layout.tensor.box, layout.tensor.shape
-    *outer, last = zip(layout.axes, layout.strides, strict=True)
-    axis, _ = last
-    lo, hi = box[axis.dim]
-    step = prod(shape[axis.dim + 1 :]) * axis.modulus
-    loops = [(context.variable("i"), a, stride) for a, stride in outer if a.high]
-    at: TvmObject = tirx.const(0, "int32")
-    start: TvmObject = tirx.const(0, "int32")
-    inside: list[TvmObject] = []
-    for x, a, stride in loops:
-        first, end = box[a.dim]
-        at = at + x * stride
-        start = start + (x + (a.lo - first)) * prod(shape[a.dim + 1 :])
-        inside += [x >= first - a.lo] if a.lo < first else []
-        inside += [x < end - a.lo] if a.lo + a.extent > end else []
-    low = next((stride for a, stride in outer if not a.high), 0)
-    rows: list[TvmObject] = []
-    for q in range(axis.modulus):
-        # Positions m·i + q, counted from the start of what is read, that lie in the box.
-        begin = min(axis.extent, max(0, -((axis.lo + q - lo) // axis.modulus)))
-        end = max(begin, min(axis.extent, -((axis.lo + q - hi) // axis.modulus)))
-        here = at + q * low
-        origin = start + (axis.lo + q - lo) * (step // axis.modulus)
-        row = [
-            *_fill_zeros(context, target, here, 0, begin),
-            *_vector_chunks(context, begin, end, partial(_copy_element, target, here, source, origin, step)),
-            *_fill_zeros(context, target, here, end, axis.extent),
-        ]
-        if inside:
-            empty = statement_sequence(_fill_zeros(context, target, here, 0, axis.extent))
-            row = [tirx.IfThenElse(tirx.all(*inside), statement_sequence(row), empty)]
-        rows += row
-    body = statement_sequence(rows)
-    shared = next((x for x, a, _ in loops if a.extent > 1), None) if context.plan.copy_shared(layout) else None
-    for x, a, _ in reversed(loops):
-        body = (parallel_loop if x is shared else serial_loop)(x, a.extent, body)
-    return body
-
-
-def _fill_zeros(context: ContractionContext, target: TvmObject, at: TvmObject, begin: int, end: int) -> list[TvmObject]:
-    """Store zeros from *begin* to *end*."""
-    zero = tirx.const(0.0, "float32")
-    return _vector_chunks(context, begin, end, lambda i: tirx.BufferStore(target, zero, [at + i]))
-
-
-def _copy_element(
-    target: TvmObject, at: TvmObject, source: TvmObject, origin: TvmObject, step: int, i: TvmObject
-) -> TvmObject:
-    """Copy element *i* of elements that are *step* apart."""
-    return tirx.BufferStore(target, tirx.BufferLoad(source, [origin + i * step]), [at + i])
-
-
-def _vector_chunks(
-    context: ContractionContext, begin: int, end: int, store: Callable[[TvmObject], TvmObject]
-) -> list[TvmObject]:
-    """Run ``store(i)`` for every i, in vectors; the last one may overlap its predecessor."""
-    count, lanes = end - begin, context.plan.tile.lanes
-    out: list[TvmObject] = []
-    if count >= lanes:
-        block, lane = context.variable("i"), context.variable("l")
-        one = vector_loop(lane, lanes, store(block * lanes + lane + begin))
-        out.append(serial_loop(block, count // lanes, one))
-        begin = begin if count % lanes == 0 else end - lanes
-        count = lanes if count % lanes else 0
-    if count:
-        lane = context.variable("l")
-        out.append(vector_loop(lane, count, store(lane + begin)))
-    return out
-
-
-def multiply_add_step(
-    context: ContractionContext, n: int, env: Environment, block: Environment, sums: Mapping[TvmObject, TvmObject]
-) -> list[TvmObject]:
-    """Return the multiply-adds of one step of the sum."""
-    tile = context.plan.tile
-    out: list[TvmObject] = []
-    positions = list(product(range(tile.rows), range(tile.vectors)))
-    group = list(enumerate(context.plan.steps[n]))
-    other_env = env if context.plan.other is not None else {**env, **block}
-    for _, run in groupby(group, key=lambda item: item[1].offset):
-        these = list(run)
-        if len(positions) <= len(these) * tile.slots:
-            vectors = {p: context.let(out, _vector_operand(context, these[0][1], *p, env)) for p in positions}
-            for (at, tap), j in product(these, range(tile.slots)):
-                scalars = {
-                    p: _other_operand(context, n, at, tap, j, p[1], other_env)
-                    for p in _distinct_positions(context, positions)
-                }
-                held = {p: context.let(out, value) for p, value in scalars.items()}
-                for p in positions:
-                    _accumulate(context, out, sums[tap.phase, *p, j], vectors[p], held[_shared_position(context, p)])
-        else:
-            others = {
-                (at, j, p): context.let(out, _other_operand(context, n, at, tap, j, p[1], other_env))
-                for (at, tap), j, p in product(these, range(tile.slots), _distinct_positions(context, positions))
-            }
-            for p in positions:
-                vector = context.let(out, _vector_operand(context, these[0][1], *p, env))
-                for (at, tap), j in product(these, range(tile.slots)):
-                    _accumulate(
-                        context, out, sums[tap.phase, *p, j], vector, others[at, j, _shared_position(context, p)]
-                    )
-    return out
-
-
-def _shared_position(context: ContractionContext, position: tuple[int, int]) -> tuple[int, int]:
-    """Return the first position with the same element of the other operand."""
-    return (0, position[1]) if context.last in context.plan.form.moves(1 - context.plan.tile.vector) else (0, 0)
-
-
-def _distinct_positions(context: ContractionContext, positions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    return list(dict.fromkeys(_shared_position(context, p) for p in positions))
-
-
-def _accumulate(
-    context: ContractionContext, out: list[TvmObject], total: TvmObject, a: TvmObject, b: TvmObject
-) -> None:
-    at = [context.lanes(0)]
-    out.append(tirx.BufferStore(total, tirx.BufferLoad(total, at) + a * b, at))
-
-
-def _vector_operand(context: ContractionContext, tap: Tap, row: int, n: int, env: Environment) -> TvmObject:
-    """Return the vector that *tap* reads in *row*."""
-    tile = context.plan.tile
-    found = affine_address(tile.layout, context.plan.form.reads[tap.phase][tile.vector], tap.known)
-    extra = vector_offsets(tile, context.last)[n]
-    extra += found[1].get(tile.row, 0) * row if tile.row is not None else 0
-    return tirx.BufferLoad(context.operands[0], [context.lanes(flat_position(found, env) + extra)])
-
-
-def _other_operand(
-    context: ContractionContext,
-    n: int,
-    at: int,
-    tap: Tap,
-    slot: int,
-    vector: int,
-    env: Environment,
-) -> TvmObject:
-    """Return the other operand's value: a broadcast element, or a vector if it moves along the lanes too."""
-    tile, layout = context.plan.tile, context.plan.other
-    wide = context.last in context.plan.form.moves(1 - tile.vector)
-    if layout is None:
-        region = context.plan.regions[n]
-        each = tile.vectors * tile.lanes if wide else 1
-        place = tirx.const(region.start + (at * tile.slots + slot) * each + vector * tile.lanes * wide, "int32")
-        for x, stride in region.strides.items():
-            place = place + env[x] * stride
-    else:
-        found = affine_address(layout, context.plan.form.reads[tap.phase][1 - tile.vector], tap.known)
-        extra = found[1].get(tile.slot, 0) * slot if tile.slot is not None else 0
-        extra += vector_offsets(tile, context.last)[vector] if wide else 0
-        place = flat_position(found, env) + extra
-    if wide:
-        return tirx.BufferLoad(context.operands[1], [context.lanes(place)])
-    return tirx.Broadcast(tirx.BufferLoad(context.operands[1], [place]), tile.lanes)
-
-
-def affine_address(layout: OperandLayout, where: tuple[Index, ...], known: Mapping[Iterator, int]) -> FlatAddress:
+def _affine_address(layout: OperandLayout, where: tuple[Index, ...], known: Mapping[Iterator, int]) -> FlatAddress:
     """Return the position of *where* in *layout*; the choice of the tile guarantees that it is affine."""
     found = layout.address(where, known)
     assert found is not None
     return found
 
 
-def write_sums(
-    context: ContractionContext, env: Environment, sums: Mapping[TvmObject, TvmObject], phases: tuple[Phase, ...]
-) -> list[TvmObject]:
-    """Return the epilogue of every sum, and the stores."""
-    form, tile = context.plan.form, context.plan.tile
-    wide = form.periods[-1]
-    out: list[TvmObject] = []
-    lanes = min(tile.lanes, context.last.extent)
-    starts = dict.fromkeys(phase[:-1] for phase in phases)
-    for start, row, n, slot in product(starts, range(tile.rows), range(tile.vectors), range(tile.slots)):
-        moved = dict(env)
-        for x, k in ((tile.row, row), (tile.slot, slot), (context.last, vector_offsets(tile, context.last)[n])):
-            if x is not None:
-                moved[x] = moved[x] + k
-        parts = [sums[(*start, q), row, n, slot] for q in range(wide)]
-        outside = [moved[x] * p + q for x, p, q in zip(form.traversals, form.periods, (*start, 0), strict=True)]
-        position = row_major_position(outside, tuple(x.extent for x in form.outside))
-        for q, part in enumerate(parts):
-            lane = context.variable("l")
-            at = [*outside[:-1], outside[-1] + lane * wide + q]
-            value = _epilogue_value(context, part, lane, at)
-            if wide == 1:
-                store = tirx.BufferStore(context.result, value, [position + lane])
-            elif form.epilogue != SUM_RESULT[()]:
-                store = tirx.BufferStore(part, value, [lane])
-            else:
-                continue
-            out.append(vector_loop(lane, lanes, store))
-        if wide > 1:
-            out += _interleave_phases(context, parts, lanes, position)
-    return out
+def _clear_element(target: TvmObject, at: TvmObject, i: TvmObject) -> None:
+    T.buffer_store(target, tirx.const(0.0, "float32"), [at + i])
 
 
-def _epilogue_value(
-    context: ContractionContext, part: TvmObject, lane: TvmObject, at: Sequence[TvmObject]
-) -> TvmObject:
-    """Return the epilogue at one element."""
-    form = context.plan.form
-    if form.epilogue == SUM_RESULT[()]:
-        return tirx.BufferLoad(part, [lane])
-    places: dict[str, TvmObject] = {"": lambda: tirx.BufferLoad(part, [lane])}
-    for access in accesses(form.epilogue):
-        if access.source != SUM_RESULT:
-            places[_tensor_source(access).name] = _side_reader(context, access)
-    stages = emission.StageBuilder(places, {}, {})
-    return stages.scalar(form.epilogue, dict(zip(form.outside, at, strict=True)))
-
-
-def _side_reader(context: ContractionContext, access: Access) -> TvmObject:
-    source = _tensor_source(access)
-    return lambda *at: tirx.BufferLoad(context.sides[source.name], [row_major_position(at, source.shape)])
-
-
-def _interleave_phases(
-    context: ContractionContext, parts: Sequence[TvmObject], lanes: int, position: TvmObject
-) -> list[TvmObject]:
-    """Interleave the phases of a row: in registers if their number is a power of two."""
-    wide = len(parts)
-    out: list[TvmObject] = []
-    values = [tirx.BufferLoad(part, [context.lanes(0)]) for part in parts]
-    if wide & (wide - 1):
-        places = [tirx.Ramp(position + q, wide, context.plan.tile.lanes) for q in range(wide)]
-        if lanes == context.plan.tile.lanes:
-            return [tirx.BufferStore(context.result, v, [at]) for v, at in zip(values, places, strict=True)]
-        for q, part in enumerate(parts):
-            lane = context.variable("l")
-            store = tirx.BufferStore(context.result, tirx.BufferLoad(part, [lane]), [position + lane * wide + q])
-            out.append(serial_loop(lane, lanes, store))
-        return out
-    width = context.plan.tile.lanes
-    while len(values) > 1:
-        half = len(values) // 2
-        order = [at for lane in range(width) for at in (lane, width + lane)]
-        if half == 1:
-            order = order[: lanes * wide]
-        woven = []
-        for a, b in zip(values[:half], values[half:], strict=True):
-            value = tirx.Shuffle([a, b], [tirx.const(i, "int32") for i in order])
-            woven.append(context.let(out, value, len(order)))
-        values, width = woven, 2 * width
-    out.append(tirx.BufferStore(context.result, values[0], [tirx.Ramp(position, 1, lanes * wide)]))
-    return out
-
-
-def _tensor_source(access: Access) -> Tensor:
-    if not isinstance(access.source, Tensor):
-        raise TypeError(f"{access!r} reads a scope")
-    return access.source
+def _copy_element(
+    target: TvmObject, at: TvmObject, source: TvmObject, origin: TvmObject, step: int, i: TvmObject
+) -> None:
+    """Copy element *i* of elements that are *step* apart."""
+    T.buffer_store(target, source[origin + i * step], [at + i])
 
 
 TILES_PER_THREAD = 8
@@ -610,68 +532,14 @@ TILES_PER_THREAD = 8
 
 def contraction_function(plan: ContractionPlan) -> TvmObject:
     """Return the PrimFunc of *plan*: vector operand, other operand (packed or not), the epilogue's tensors, result."""
-    context = ContractionContext(plan)
-    copies: list[TvmObject] = []
-    for layout, source, target in zip((plan.tile.layout, plan.other), context.raw, context.operands, strict=True):
-        if layout is not None and layout.copied:
-            copies += [tirx.AllocBuffer(target), copy_operand(context, layout, source, target)]
-    parameters = [*context.raw, *context.sides.values(), context.result]
-    made = tirx.PrimFunc(parameters, statement_sequence([*copies, _tile_loops(context)]))
-    return made.with_attr({"global_symbol": "main", "tir.noalias": True, "s_tir": True})
+    vector, other = (prod(plan.form.operands[n].shape) for n in (plan.tile.vector, 1 - plan.tile.vector))
+    sizes = {"vector": vector, "other": plan.packed if plan.other is None else other}
+    sizes |= {f"side {t.name}": prod(t.shape) for t in plan.sides}
 
+    def write(places: Mapping[str, TvmObject], result: TvmObject) -> None:
+        first, second, *_ = places.values()
+        sides = {t.name: places[f"side {t.name}"] for t in plan.sides}
+        _Writer(plan, (first, second), sides, result).copied().tiles()
 
-def _tile_loops(context: ContractionContext) -> TvmObject:
-    """Return the loops over tiles."""
-    loops = [b for b in context.plan.blocks if b.count > 1]
-    variables = [context.variable("o") for _ in loops]
-    block = dict(zip((b.iterator for b in loops), variables, strict=True))
-    starts: list[TvmObject] = []
-    env: dict[Iterator, TvmObject] = {}
-    for b in context.plan.blocks:
-        if b.count == 1:
-            env[b.iterator] = tirx.const(0, "int32")
-        elif b.size == 1:
-            env[b.iterator] = block[b.iterator]
-        else:
-            env[b.iterator] = start = context.variable("s")
-            at = block[b.iterator] * b.size
-            whole = b.iterator.extent % b.size == 0
-            starts.append(tirx.Bind(start, at if whole else tirx.min(at, b.iterator.extent - b.size)))
-    parts = [_phase_group(context, n, env, block) for n in range(len(context.plan.tile.groups))]
-    body = statement_sequence([*starts, *parts])
-    counts = [b.count for b in loops]
-    shared = 0
-    if context.plan.tiles_shared:
-        wanted = TILES_PER_THREAD * context.plan.threads
-        shared = next((n for n in range(1, len(loops) + 1) if prod(counts[:n]) >= wanted), len(loops))
-    for x, extent in reversed(list(zip(variables[shared:], counts[shared:], strict=True))):
-        body = serial_loop(x, extent, body)
-    if shared:
-        one = context.variable("p")
-        digits = [
-            tirx.Bind(x, tirx.truncmod(tirx.truncdiv(one, prod(counts[n + 1 : shared])), counts[n]))
-            for n, x in enumerate(variables[:shared])
-        ]
-        body = parallel_loop(one, prod(counts[:shared]), statement_sequence([*digits, body]))
-    return body
-
-
-def _phase_group(context: ContractionContext, n: int, env: Environment, block: Environment) -> TvmObject:
-    """Return one tile of the phases of group *n*: clear, sum, store."""
-    tile = context.plan.tile
-    phases = dict.fromkeys(tap.phase for tap in context.plan.steps[n])
-    phases |= dict.fromkeys(tile.groups[n])
-    keys = list(product(phases, range(tile.rows), range(tile.vectors), range(tile.slots)))
-    sums = {key: context.accumulator() for key in keys}
-    zero = tirx.Broadcast(tirx.const(0.0, "float32"), tile.lanes)
-    clear = [tirx.BufferStore(b, zero, [context.lanes(0)]) for b in sums.values()]
-    inner = dict(env) | {y: context.variable("k") for y in context.plan.sums}
-    added = multiply_add_step(
-        context, n, inner, block, sums
-    )  # nothing where all that is read lies outside of its tensor
-    for y in reversed(context.plan.sums if added else ()):
-        added = [serial_loop(inner[y], y.extent, statement_sequence(added))]
-    allocate = [tirx.AllocBuffer(b) for b in sums.values()]
-    whole = statement_sequence([*allocate, *clear, *added, *write_sums(context, env, sums, tuple(phases))])
-    # A loop of one step: buffers of several groups get scopes of their own.
-    return serial_loop(context.variable("g"), 1, whole) if len(tile.groups) > 1 else whole
+    shapes = {name: (max(1, size),) for name, size in sizes.items()}
+    return tvm_function(shapes, (prod(x.extent for x in plan.form.outside),), write)

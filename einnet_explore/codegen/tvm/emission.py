@@ -1,4 +1,4 @@
-r"""Scopes as TVM tensor expressions: a stage for each scope that ``prepare`` leaves, guards as ``if_then_else``.
+r"""Scopes as TVM expressions and loop nests, one for each scope that ``prepare`` leaves; guards are ``if_then_else``.
 
 Scalar functions are vectorisable expressions: the exponential and its relatives are polynomials, not calls.
 
@@ -12,7 +12,8 @@ registers (buffers of local scope go to the heap, of any size).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import reduce
 from math import inf
@@ -36,13 +37,13 @@ from einnet_explore.ir import (
     Scope,
     Table,
     Tensor,
-    tensors,
+    accesses,
 )
 from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 from einnet_explore.support.lazy_modules import LazyModule
 
-tvm, te, tirx = LazyModule("tvm"), LazyModule("tvm.te"), LazyModule("tvm.tirx")
-T, s_tir = LazyModule("tvm.tirx.script.builder.ir"), LazyModule("tvm.s_tir")
+tirx, T = LazyModule("tvm.tirx"), LazyModule("tvm.tirx.script.builder.ir")
+ir_builder = LazyModule("tvm.script.ir_builder")
 
 
 class _TvmFunctions:
@@ -180,29 +181,35 @@ def _horner(x: TvmObject, coefficients: tuple[float, ...]) -> TvmObject:
     return total
 
 
+def tvm_function(
+    inputs: Mapping[str, tuple[int, ...]],
+    shape: tuple[int, ...],
+    write: Callable[[Mapping[str, TvmObject], TvmObject], None],
+) -> TvmObject:
+    """Return the PrimFunc of ``write(buffers, result)`` from *inputs* (shapes by name) to a result of *shape*."""
+    with ir_builder.IRBuilder() as builder, T.prim_func(s_tir=True):
+        T.func_name("main")
+        places = {
+            name: T.match_buffer(T.arg(f"t{n}", T.handle()), each, "float32")
+            for n, (name, each) in enumerate(inputs.items())
+        }
+        result = T.match_buffer(T.arg("y", T.handle()), shape, "float32")
+        T.func_attr({"tir.noalias": True})
+        write(places, result)
+    return builder.get()
+
+
 Environment = Mapping[Iterator, TvmObject]
 SourceReader = Callable[[Tensor | Table | Scope], Callable[..., TvmObject]]
 
 
-@dataclass(frozen=True)
-class LoweredStages:
-    """Placeholders in the order of *inputs*, the last stage's tensor, and the scope of every stage by its name."""
-
-    inputs: tuple[str, ...]
-    placeholders: tuple[TvmObject, ...]
-    output: TvmObject
-    stages: Mapping[str, Scope]
-
-
-def lower_stages(scope: Scope) -> LoweredStages:
-    """Return the stages of a prepared *scope* in float32; each input is listed once."""
-    places: dict[str, TvmObject] = {}
-    for tensor in tensors(scope):
-        if tensor.name not in places:
-            places[tensor.name] = te.placeholder(tensor.shape, "float32", name=f"T{len(places)}")
-    stages = StageBuilder(places, {}, {})
-    output = stages.stage(scope)
-    return LoweredStages(tuple(places), tuple(places.values()), output, {name: s for s, name in stages.names.items()})
+COMBINE: Mapping[str, Callable[[TvmObject, TvmObject], TvmObject]] = {
+    "sum": lambda a, b: a + b,
+    "prod": lambda a, b: a * b,
+    "max": lambda a, b: tirx.max(a, b),  # noqa: PLW0108 - TVM's are overloaded
+    "min": lambda a, b: tirx.min(a, b),  # noqa: PLW0108
+}
+"""Two values joined by a reduction."""
 
 
 def stages_function(scope: Scope, inputs: Mapping[str, tuple[int, ...]], parallel: bool) -> TvmObject:
@@ -210,60 +217,50 @@ def stages_function(scope: Scope, inputs: Mapping[str, tuple[int, ...]], paralle
 
     LLVM vectorises them.  If *parallel*, the outermost loop of each is.
     """
-    lowered = lower_stages(scope)
-    # ``prepare`` may drop a tensor that is multiplied away or only read outside its box: it stays a parameter.
-    known = dict(zip(lowered.inputs, lowered.placeholders, strict=True))
-    parameters = [
-        known[name] if name in known else te.placeholder(shape, "float32", name=f"unused_{n}")
-        for n, (name, shape) in enumerate(inputs.items())
-    ]
-    schedule = s_tir.Schedule(te.create_prim_func([*parameters, lowered.output]))
-    for name, stage in lowered.stages.items():
-        if parallel and stage.traversals:
-            schedule.parallel(schedule.get_loops(schedule.get_sblock(name))[0])
-    return schedule.mod["main"]
+    return tvm_function(
+        inputs, scope.shape, lambda places, result: _StageWriter(dict(places), parallel, {}).write(scope, result)
+    )
 
 
 @dataclass(frozen=True)
-class StageBuilder:
-    """Builds the tensors of scopes; equal scopes are one stage."""
+class _StageWriter:
+    """Writes a loop nest for a scope after those of the scopes that it reads; equal scopes are one stage."""
 
     places: Mapping[str, TvmObject]
+    parallel: bool
     done: dict[Scope, TvmObject]
-    names: dict[Scope, str]
 
-    def stage(self, scope: Scope) -> TvmObject:
-        """Return the tensor of *scope* over its box, shifted to start at 0."""
-        if scope not in self.done:
-            name = self.names[scope] = f"S{len(self.names)}" if self.names else "Y"
-            self.done[scope] = te.compute(
-                scope.shape,
-                lambda *at: self._element(scope, *at),
-                name=name,
-                varargs_names=[x.name for x in scope.traversals],
-            )
-        return self.done[scope]
+    def write(self, scope: Scope, target: TvmObject) -> None:
+        """Compute *scope* into *target*."""
+        for access in accesses(scope.body):
+            if isinstance(access.source, Scope) and access.source not in self.done:
+                self.done[access.source] = T.alloc_buffer(access.source.shape)
+                self.write(access.source, self.done[access.source])
+        with ExitStack() as inside:
 
-    def _element(self, scope: Scope, *at: TvmObject) -> TvmObject:
-        env: dict[Iterator, TvmObject] = {x: v + x.lo if x.lo else v for x, v in zip(scope.traversals, at, strict=True)}
-        if not scope.summations:
-            return self.scalar(scope.body, env)
-        sums = [te.reduce_axis((0, s.extent), s.name) for s in scope.summations]
-        env |= {s: v + s.lo if s.lo else v.var for s, v in zip(scope.summations, sums, strict=True)}
-        return _reducer(scope.reduce)(self.scalar(scope.body, env), axis=sums)
+            def loops(over: Iterable[Iterator]) -> list[TvmObject]:
+                return [inside.enter_context(T.serial(x.extent)) for x in over]
 
-    def scalar(self, body: Scalar, env: Environment) -> TvmObject:
-        """Return the expression of *body* for iterators of the values *env*."""
-        return tvm_expression(body, env, self._read)
+            first = scope.traversals[:1] if self.parallel else ()
+            at = [inside.enter_context(T.parallel(x.extent)) for x in first]
+            at += loops(scope.traversals[len(first) :])
+            env = {x: v + x.lo if x.lo else v for x, v in zip(scope.traversals, at, strict=True)}
+            if not scope.summations:
+                T.buffer_store(target, self._value(scope, env), at)
+                return
+            T.buffer_store(target, tvm_constant(REDUCTIONS[scope.reduce]), at)
+            sums = zip(scope.summations, loops(scope.summations), strict=True)
+            value = self._value(scope, {**env, **{x: v + x.lo if x.lo else v for x, v in sums}})
+            T.buffer_store(target, COMBINE[scope.reduce](target[tuple(at)], value), at)
 
-    def _read(self, source: Tensor | Table | Scope) -> Callable[..., TvmObject]:
-        match source:
-            case Tensor(name):
-                return self.places[name]  # type: ignore[no-any-return]
-            case Scope():
-                return self.stage(source)  # type: ignore[no-any-return]
-            case Table():
+    def _value(self, scope: Scope, env: Environment) -> TvmObject:
+        def read(source: Tensor | Table | Scope) -> Callable[..., TvmObject]:
+            if isinstance(source, Table):
                 raise TypeError("a prepared scope reads no table")
+            memory = self.done[source] if isinstance(source, Scope) else self.places[source.name]
+            return lambda *at: memory[at]
+
+        return tvm_expression(scope.body, env, read)
 
 
 def tvm_expression(body: Scalar, env: Environment, read: SourceReader) -> TvmObject:
@@ -353,17 +350,6 @@ def tvm_index(index: Index, env: Environment) -> TvmObject:
     if total is None:
         return tirx.const(index.const, "int32")
     return total + index.const if index.const else total
-
-
-def _reducer(name: str) -> Callable[..., TvmObject]:
-    combine: dict[str, Callable[[TvmObject, TvmObject], TvmObject]] = {
-        "sum": lambda a, b: a + b,
-        "prod": lambda a, b: a * b,
-        "max": lambda a, b: tirx.max(a, b),  # noqa: PLW0108 - te reads the arguments' names
-        "min": lambda a, b: tirx.min(a, b),  # noqa: PLW0108
-    }
-    neutral = tvm_constant(REDUCTIONS[name])
-    return te.comm_reducer(combine[name], lambda _: neutral, name=name)  # type: ignore[no-any-return]
 
 
 SUM_REGISTERS = 16
@@ -462,12 +448,3 @@ def fold_vector(buffer: TvmObject, lanes: int, combine: Callable[[TvmObject, Tvm
         lanes //= 2
         store_vector(buffer, combine(load_vector(buffer, 0, lanes), load_vector(buffer, lanes, lanes)), 0, lanes)
     return combine(buffer[0], buffer[1])
-
-
-def mixed_radix_split(group: tuple[Iterator, ...], number: TvmObject) -> dict[Iterator, TvmObject]:
-    """Return the values of the iterators of *group* for their flat index *number*."""
-    out: dict[Iterator, TvmObject] = {}
-    for x in reversed(group):
-        out[x] = number % x.extent
-        number = number // x.extent
-    return out
