@@ -32,6 +32,8 @@ def run_equal(arguments: argparse.Namespace) -> int:
         raise
     if arguments.json != STDOUT:
         print(found, flush=True)
+    if found.kind == "unknown" and found.models and not arguments.html:
+        say("--html FILE shows which values are proved; parts of the models may be compared alone")
     if arguments.certificates:
         saved = found.save_certificates(arguments.certificates)
         again = f": python -m einnet_check {arguments.certificates}/*.json proves them again" if saved else ""

@@ -15,9 +15,9 @@ from einnet_explore.onnx_import.model import ModelNode, list_nodes
 from einnet_explore.pipeline.subprogram import content_digest
 
 RANDOM_OPERATORS = frozenset(
-    ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+    ("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 )
-"""Operators that are no functions of their operands."""
+"""Operators that are no functions of their operands, or not in training."""
 
 
 def structural_twins(
@@ -49,12 +49,12 @@ def _numbers_of(model: onnx.ModelProto, inputs: Mapping[str, str], numbers: dict
     for weight in model.graph.initializer:
         found[weight.name] = number(content_digest({"": numpy_helper.to_array(weight)}))
     for node in list_nodes(model.graph):
-        names = (*node.inputs, *node.captured)
-        if node.op in RANDOM_OPERATORS or any(name and name not in found for name in names):
+        has_subgraphs = any(a.HasField("g") or a.graphs for a in node.proto.attribute)
+        if node.op in RANDOM_OPERATORS or has_subgraphs or any(name and name not in found for name in node.inputs):
             continue
-        operands = tuple(found[name] if name else None for name in names)
+        operands = tuple(found[name] if name else None for name in node.inputs)
         version = versions.get(node.domain, versions.get("ai.onnx"))
-        key = call_key(node), node.captured, version, functions.get((node.domain, node.op)), operands
+        key = call_key(node), version, functions.get((node.domain, node.op)), operands
         for n, name in enumerate(node.outputs):
             if name:
                 found[name] = number((key, n))

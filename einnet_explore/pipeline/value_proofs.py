@@ -59,7 +59,7 @@ from einnet_explore.pipeline.folded_weights import (
     with_constants,
     with_elements,
 )
-from einnet_explore.pipeline.structural_twins import call_key, structural_twins
+from einnet_explore.pipeline.structural_twins import RANDOM_OPERATORS, call_key, structural_twins
 from einnet_explore.pipeline.subprogram import content_digest
 from einnet_explore.pipeline.value_samples import (
     MAX_BYTES,
@@ -157,6 +157,11 @@ class ModelEquations:
         """Return the name of the tensor of *value*, which may be an intermediate result."""
         return self.prefix + self.model.identifiers.get(value, value)
 
+    def why_opaque(self, tensor: str) -> str:
+        """Say why *tensor* has no equation."""
+        nodes = (node for node in self.model.nodes if tensor in map(self.tensor, node.results))
+        return next((self.opaque[n.name] for n in nodes if n.name in self.opaque), f"{tensor} has no equation")
+
 
 @dataclass(slots=True, eq=False)
 class Sweep:
@@ -234,6 +239,8 @@ class Sweep:
         return a is not None and a == b
 
     def _merge_opaque(self, node: ModelNode) -> None:
+        if node.op in RANDOM_OPERATORS:
+            return
         operands = [self.same.get(self.one.tensor(name)) for name in _operands(node)]
         for twin in self.other.model.nodes:
             theirs = [self.same.get(self.other.tensor(name)) for name in _operands(twin)]
@@ -335,7 +342,7 @@ class Sweep:
                 RESULT, Scope(xs, (), Tensor(name, self.shapes[name], dtype=self.types.get(name, FLOAT32))[xs])
             )
         if root is None:
-            raise Refused(f"{name} has no equation")
+            raise Refused(side.why_opaque(name))
         definitions = self.definitions(side, root, max(levels, 0))
 
         def represent(t: Tensor) -> Tensor | Scope:

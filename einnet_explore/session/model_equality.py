@@ -63,21 +63,22 @@ NOISE_FACTOR = 32
 MAX_DRAWS = 16
 """Random inputs that are tried."""
 
-MAGNITUDES = (1.0, 4.0, 2.0**-8, 64.0, 16.0)
-"""Factors of random inputs, in turn: an epsilon matters for small ones, an exponential overflows for large ones."""
-
 TERM_SECONDS = 2.0
 """Seconds in which the term is looked for that differs in an element of two programs."""
 
 MAX_INPUT_ELEMENTS = 1 << 24
 """Elements of a program's inputs, at most: larger programs are not evaluated."""
 
+LEAST_DIFFERENCE = 1e-5
+"""The least difference, relative to the largest element of an output, that counts."""
+
+MAGNITUDES = ((1.0, LEAST_DIFFERENCE), (4.0, LEAST_DIFFERENCE), (2.0**-8, 1e-2), (64.0, 1e-2), (16.0, LEAST_DIFFERENCE))
+"""Factors of random inputs, in turn, and the least difference that counts: an epsilon matters for small inputs, an
+exponential overflows for large ones, and both make rounding errors larger than usual."""
+
 ONE_GRAPH = "both models are one graph, up to the names and the order of its nodes"
 
 OVERFLOW = "no value differs on moderate inputs: one model overflows, or divides by 0, where the other does not"
-
-LEAST_DIFFERENCE = 1e-5
-"""The least difference, relative to the largest element of an output, that counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +217,10 @@ class Verdict(DisplayedAsTable):
         """Return both sides next to each other as HTML."""
         if self.models:
             equal_values = [(pair.first, pair.second) for pair in self.pairs]
-            return side_by_side(self.models, equal_values, self.nodes) + self._pairs_html()
+            meaning = (
+                "the first difference" if self.kind == "different" else "the first values that are not proved equal"
+            )
+            return side_by_side(self.models, equal_values, self.nodes, meaning) + self._pairs_html()
         if self.programs:
             return programs_side_by_side(self.programs, ("first", "second"))
         return "".join(texts_side_by_side(first, second) for case in self.cases for *_, first, second in case.pairs)
@@ -389,7 +393,6 @@ class _Comparison:
             return Verdict("rounded" if is_rounded else "proved", pairs, folded, seconds, why=why, models=self.models)
         nodes, why = first_undecided(self.sweep) if self.sweep else (("", ""), "no values were compared")
         late += "a larger budget may decide it; " if late else ""
-        why += "" if late else "; --html shows which values are proved; parts of the models may be compared alone"
         return Verdict(
             "unknown", pairs, folded, seconds, None, nodes, late + why, self.models, agreement=self.agreement
         )
@@ -412,7 +415,7 @@ def find_difference(
         if seed > 1 and perf_counter() - start > seconds:
             break
         draw = random_model_inputs(first, seed)
-        scale = MAGNITUDES[seed % len(MAGNITUDES)]
+        scale, least = MAGNITUDES[seed % len(MAGNITUDES)]
         scaled = {n for n, a in draw.items() if a.dtype.kind == "f"} - first.domains.keys()
         feeds = {n: np.asarray(a * scale, a.dtype) if n in scaled else a for n, a in draw.items()}
         want, again = (
@@ -424,17 +427,22 @@ def find_difference(
             if want[name].size and want[name].dtype.kind in "fiub":
                 distance = float(_distances(want[name], got[name]).max())
                 largest = max(largest, distance / (_largest_finite(want[name]) or 1.0))
-            at = _differing_element(want[name], again[name], got[name])
+            at = _differing_element(want[name], again[name], got[name], least)
             if at is not None:
                 return Difference(name, at, float(want[name][at]), float(got[name][at]), feeds), largest
     return None, largest
 
 
-def _differing_element(want: Array, again: Array, got: Array) -> tuple[int, ...] | None:
-    """The element in which *got* differs most from *want*, more than the same computation *again* does."""
+def _differing_element(
+    want: Array, again: Array, got: Array, least: float = LEAST_DIFFERENCE
+) -> tuple[int, ...] | None:
+    """The element in which *got* differs most from *want*: more than the same computation *again*, and than *least*.
+
+    *least* is relative to the largest element.
+    """
     if not want.size or want.dtype.kind not in "fiub":
         return None
-    limit = max(NOISE_FACTOR * _distances(want, again).max(), LEAST_DIFFERENCE * _largest_finite(want))
+    limit = max(NOISE_FACTOR * _distances(want, again).max(), least * _largest_finite(want))
     apart = _distances(want, got)
     worst = np.unravel_index(int(np.argmax(apart)), apart.shape)
     return tuple(map(int, worst)) if apart[worst] > limit else None
