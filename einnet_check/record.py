@@ -24,9 +24,9 @@ RULES = frozenset([
     "contraction_order", "dead_equation", "distributivity", "eoperator_generation", "expression_extraction",
     "expression_fusion", "expression_inlining", "expression_splitting", "homomorphism", "inverse",
     "known_quotient", "like_terms", "monotone_distribution", "monotone_exchange", "one_pass_generation",
-    "operator_matching", "padding_exchange", "part_extraction", "positive_scaling", "prefix_splitting", "recentring",
-    "reduction_generation", "requantisation", "row_generation", "sibling_merging", "storage_layout",
-    "summation_exchange",
+    "operator_matching", "padding_exchange", "part_extraction", "polynomial_form", "positive_scaling",
+    "prefix_splitting", "recentring", "reduction_generation", "requantisation", "row_generation", "sibling_merging",
+    "storage_layout", "summation_exchange",
     "summation_splitting", "traversal_factoring", "traversal_merging", "variable_substitution",
 ])  # fmt: skip
 """Names of rules, and ``comparison``, the step that ``equal`` writes; others are steps of a rule that the record's

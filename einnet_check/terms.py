@@ -48,6 +48,8 @@ NONE: Axioms = frozenset()
 """The axioms that a proof may need, and then names; that of factors is a theorem."""
 
 MOST, WORK = 3000, 2_000_000
+POWER = 8
+"""The largest power that is written as a product."""
 LETTERS = str.maketrans("-*+", "ntp")
 """Letters for the signs of a size in the name of an integer."""
 NEUTRAL: dict[str, Number] = {"sum": Fraction(0), "prod": Fraction(1), "max": -inf, "min": inf}
@@ -406,6 +408,21 @@ class Space:
             case "abs", [((k, factors),)] if len(factors) > (k == 1):
                 sizes = (self.applied(op, [((Fraction(1), (f,)),)]) for f in factors)
                 return self.product([constant(-k if k < 0 else k), *sizes])
+            case "rsqrt", [a]:
+                return self.applied("/", [constant(Fraction(1)), self.applied("sqrt", [a])])
+            case "sigmoid", [a]:
+                e = self.applied("e^" if EXPONENTIAL in self.axioms else "exp", [tuple((-k, f) for k, f in a)])
+                return self.applied("/", [constant(Fraction(1)), self.applied("+", [constant(Fraction(1)), e])])
+            case "tanh", [a]:  # 2 sigmoid(2 a) - 1
+                twice = self.applied("sigmoid", [tuple((2 * k, f) for k, f in a)])
+                return self.applied("+", [tuple((2 * k, f) for k, f in twice), constant(Fraction(-1))])
+            case "pow", [a, ((Fraction(denominator=1) as k, ()),)] if abs(k) <= POWER:
+                power = self.product(a for _ in range(abs(int(k))))
+                return power if k > 0 else self.applied("/", [constant(Fraction(1)), power])
+            case "pow", [_, ()]:
+                return constant(Fraction(1))
+            case "pow", [a, ((k, ()),)] if abs(k) == Fraction(1, 2):
+                return self.applied("sqrt" if k > 0 else "rsqrt", [a])
         power, args = scaled(op, args)
         parts = [self.skeleton(arg) for arg in args]
         of = f"{op}({', '.join(of for of, _ in parts)})"

@@ -90,6 +90,19 @@ TEXTS: dict[str, tuple[str, str, str, int]] = {
         "P[i:6, k:9] = sum[j:6] N[i, j] * X[j, k]; Y[i:6, f:2] = sum[k:9] P[i, k] * W[k, f]",
         "P[j:6, f:2] = sum[k:9] X[j, k] * W[k, f]; Y[i:6, f:2] = sum[j:6] N[i, j] * P[j, f]", 4,
     ),
+    "positive part as a maximum, in a commuted sum": (
+        "A[4, 6] B[6, 5]",
+        "P[i:4, j:5] = sum[k:6] A[i, k] * B[k, j]; Y[i:4, j:5] = relu(P[i, j]) + P[i, j]",
+        "P[i:4, j:5] = sum[k:6] A[i, k] * B[k, j]; Y[i:4, j:5] = P[i, j] + maximum(0, P[i, j])", 1,
+    ),
+    "SiLU by a hyperbolic tangent": (
+        "A[4, 6]", "Y[i:4, j:6] = A[i, j] * sigmoid(A[i, j])",
+        "Y[i:4, j:6] = 0.5 * A[i, j] * (1 + tanh(A[i, j] / 2))", 2,
+    ),
+    "powers, quotients and square roots": (
+        "A[6] B[6]", "Y[i:6] = pow(A[i], 3) / B[i] / 2 - rsqrt(B[i]) + minimum(A[i], 0)",
+        "Y[i:6] = 0.5 * (A[i] * A[i]) * (A[i] / B[i]) - 1 / sqrt(B[i]) - relu(-A[i])", 2,
+    ),
     "Kronecker product and a vector": (
         "A[4, 3] x[3, 5] B[5, 6]",
         "K[i:4, l:6, j:3, k:5] = A[i, j] * B[k, l]; Y[i:4, l:6] = sum[j:3, k:5] K[i, l, j, k] * x[j, k]",

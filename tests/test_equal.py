@@ -12,6 +12,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from exporter_spellings import exporter_spellings
+from exporter_spellings import model as small_model
 from onnx import TensorProto, helper, numpy_helper
 from onnx_building import Dims, build
 
@@ -750,3 +752,83 @@ def test_a_comparison_ends_at_its_budget_with_what_is_known(
     monkeypatch.setattr(model_equality, "certify", slow)
     program = ee.parse("tensor A[3]\nY[i:3] = A[i]\n")
     assert ee.equal(program, program, budget=0.1).kind == "unknown"
+
+
+SPELLINGS = dict(exporter_spellings())
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_spellings_of_exporters_are_judged(name: str) -> None:
+    first, second, kind = SPELLINGS[name]
+    found = ee.equal(first, second)
+    assert found.kind == kind, found
+    for record in found._records():
+        head = {"format": "einnet-explore record", "version": 1}
+        assert [each.why for each in check_independently(head | dict(record)) if each.why is not None] == []
+
+
+def test_one_graph_is_proved_without_a_run(fused: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names and order of the nodes do not matter, operands and attributes do; at all sizes, too."""
+    first, second = attention(False), attention(False)
+    for node in second.graph.node:
+        for names in (node.input, node.output):
+            kept = {each.name for each in (*second.graph.input, *second.graph.output, *second.graph.initializer)}
+            names[:] = [name if name in kept or not name else f"other_{name}" for name in names]
+    second.graph.node.reverse()
+    monkeypatch.setattr(model_equality, "find_difference", None)  # a call would fail
+    monkeypatch.setattr(value_proofs, "sample_values", lambda *_: {})
+    found = ee.equal(first, second, all_sizes=True)
+    assert found.kind == "proved" and found.guards and found.why == model_equality.ONE_GRAPH and found.pairs
+    assert ee.equal(fused, fused).why == model_equality.ONE_GRAPH
+
+
+def test_operands_of_operators_without_expression_are_compared_by_position() -> None:
+    """Both nodes read the same two values."""
+    first, second = (
+        load_model(small_model("uint64[3] a, uint64[3] b -> uint64[9] y", f"y = Concat<axis=0>({operands})"))
+        for operands in ("a, b, a", "a, b, b")
+    )
+    for twin, is_equal in ((first, True), (second, False)):
+        sweep = value_proofs.open_sweep(first, twin)
+        assert sweep.one.opaque and not list(sweep.run())
+        assert sweep.are_equal("y", "y") is is_equal
+
+
+def test_a_domain_limits_the_inputs_of_a_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    signature = "float[3,4] x, float[3,4] m -> float[3,4] y"
+    chosen = small_model(signature, "b = Greater(m, h); y = Where(b, x, z)", h=0.5, z=0.0)
+    masked = small_model(signature, "y = Mul(x, m)")
+    assert ee.equal(chosen, masked).kind == "different"
+    assert ee.equal(chosen, masked, domains={"m": [0, 1]}).kind == "unknown"
+    remainder = [
+        small_model("int64[8] x -> int64[8] y", nodes, n=np.array(3))
+        for nodes in ("y = Mod(x, n)", "q = Div(x, n); p = Mul(q, n); y = Sub(x, p)")
+    ]
+    assert ee.equal(*remainder).kind == "unknown"
+    files = [str(tmp_path / f"{n}.onnx") for n in range(2)]
+    for file, each in zip(files, remainder, strict=True):
+        onnx.save(each, file)
+    saved = str(tmp_path / "inputs.npz")
+    assert main(["equal", *files, "--domain", "x=-9..-1", "--inputs", saved]) == 1
+    with np.load(saved) as found:
+        assert -9 <= found["x"].min() <= found["x"].max() <= -1
+    assert "different" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("domain", "message"),
+    [
+        ("z=0,1", "domain of z: found no such input, expected one of x"),
+        ("x=0.5,1", "domain of x: found 0.5,1, expected integers from -9223372036854775808"),
+        ("x=3..1", "domain of x: found 3..1, expected finite numbers, the smaller one first"),
+        ("x=a..b", "domain of x: found 'a..b', expected a range of numbers, such as 0..1, or numbers, such as 0,1"),
+        ("0,1", "--domain 0,1: found no numbers after a name, expected NAME=0,1 or NAME=0..1"),
+    ],
+)
+def test_domains_that_do_not_fit_are_refused(
+    domain: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(tmp_path / "m.onnx")
+    onnx.save(small_model("int64[8] x -> int64[8] y", "y = Neg(x)"), file)
+    assert main(["equal", file, file, "--domain", domain]) == 2
+    assert message in capsys.readouterr().err

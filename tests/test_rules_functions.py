@@ -28,6 +28,7 @@ from einnet_explore.rules import (
     MONOTONE_DISTRIBUTION,
     MONOTONE_EXCHANGE,
     PART_EXTRACTION,
+    POLYNOMIAL_FORM,
     POSITIVE_SCALING,
     Rule,
     Step,
@@ -39,7 +40,7 @@ from tests.strategies import programs
 
 LAWS: tuple[Rule[object], ...] = (
     CANCELLATION, HOMOMORPHISM, KNOWN_QUOTIENT, MONOTONE_DISTRIBUTION, MONOTONE_EXCHANGE, PART_EXTRACTION,
-    POSITIVE_SCALING,
+    POLYNOMIAL_FORM, POSITIVE_SCALING,
 )  # fmt: skip
 
 TENSORS = "tensor A[4, 5]\ntensor B[4, 5]\ntensor a[4]\ntensor b[5]\n"
@@ -89,6 +90,15 @@ EXAMPLES: list[tuple[Rule[object], str, str]] = [
     ),
     (CANCELLATION, "Y[i:4] = exp(a[i] + b[i] - (b[i] + 1))", "Y[i:4] = exp(a[i] - 1)"),
     (CANCELLATION, "Y[i:4] = exp(a[i]) * b[i] / (exp(a[i]) * (1 + abs(b[i])))", "Y[i:4] = b[i] / (1 + abs(b[i]))"),
+    (POLYNOMIAL_FORM, "Y[i:4] = a[i] + maximum(0, a[i])", "Y[i:4] = a[i] + relu(a[i])"),
+    (POLYNOMIAL_FORM, "Y[i:4] = minimum(a[i], 0)", "Y[i:4] = -1 * relu(-1 * a[i])"),
+    (POLYNOMIAL_FORM, "Y[i:4] = (a[i] - b[i]) * a[i] / 2", "Y[i:4] = 0.5 * a[i] * a[i] + -0.5 * a[i] * b[i]"),
+    (POLYNOMIAL_FORM, "Y[i:4] = 2 / pow(a[i], 2)", "Y[i:4] = 2 * (1 / a[i]) * (1 / a[i])"),
+    (POLYNOMIAL_FORM, "Y[i:4] = tanh(a[i])", "Y[i:4] = -1 + 2 * (1 / (1 + exp(-2 * a[i])))"),
+    (
+        POLYNOMIAL_FORM, "Y[i:4, j:5] = where(i < j, A[i, j] / 2, -A[i, j])",
+        "Y[i:4, j:5] = where(i < j, 0.5 * A[i, j], -1 * A[i, j])",
+    ),
     (
         PART_EXTRACTION, "Y[i:4] = sum[j:5] exp(A[i, j] + b[j])",
         "T1[i:4, j:5] = A[i, j] + b[j]\nY[i:4] = sum[j:5] exp(T1[i, j])",
@@ -102,6 +112,21 @@ def test_law_rewrites_and_both_checkers_prove_it(rule: Rule[object], before: str
     found = [step.after for step in steps(rule, start)]
     assert end in found, "\n".join(map(ee.text, found))
     assert both_checkers(start, end) == ("proved", "proved")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("b[i] * a[i]", "has this form already"),
+        ("a[i] / 0", "the divisor is 0"),
+        ("a[i] / 3", "the coefficient 1/3 is no number in double precision"),
+        ("a[i] * 1e200 * (a[i] * 1e200 + 1)", "is no number in double precision"),
+        ("a[i] - inf", "the constant inf is not finite"),
+        ("pow(a[i] + b[i] + 1, 8)", "at most 32 are multiplied out"),
+    ],
+)
+def test_polynomial_form_is_refused(body: str, message: str) -> None:
+    refuses(POLYNOMIAL_FORM, parse(f"{TENSORS}Y[i:4] = {body} + b[i]\noutput Y"), (0,), message)
 
 
 VALUES = st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, -3.25, 1e-30, -1e-30, 40.0, -40.0, 1e4, -1e4])

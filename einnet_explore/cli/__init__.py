@@ -161,6 +161,17 @@ def _executor_options(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _domain_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--domain",
+        action="append",
+        default=[],
+        metavar="NAME=0,1|0..1",
+        help="the numbers that random elements of an input are drawn from, such as 0 and 1 of a mask, or a range "
+        "(default: normal numbers; integers 0 and 1); repeatable",
+    )
+
+
 def _shape_option(command: argparse.ArgumentParser, more: str = "") -> None:
     command.add_argument(
         "--shape",
@@ -361,6 +372,7 @@ def _equal_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("first", metavar="FIRST", help="an ONNX model, or a program or family (.ein)")
     command.add_argument("second", metavar="SECOND", help="another one of the same kind")
     _shape_option(command)
+    _domain_option(command)
     command.add_argument(
         "--all-sizes", action="store_true", help="prove equality at all sizes of the dynamic dimensions of the inputs"
     )
@@ -388,8 +400,8 @@ def _equal_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _path_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("first", metavar="FIRST.ein", help="a program whose sizes are numbers")
-    command.add_argument("second", metavar="SECOND.ein", help="another one")
+    command.add_argument("first", metavar="FIRST", help="a program whose sizes are numbers (.ein), or an ONNX model")
+    command.add_argument("second", metavar="SECOND", help="another one of the same kind")
     command.add_argument(
         "--budget", type=parse_seconds, default=20.0, metavar="S", help="seconds of search at most (default: 20)"
     )
@@ -415,6 +427,7 @@ def _optimize_arguments(command: argparse.ArgumentParser) -> None:
         metavar="FILE.npz",
         help="arrays by input name, on which the original and the plan are compared and timed (default: random ones)",
     )
+    _domain_option(command)
     _depth_option(command)
     command.add_argument(
         "--budget",

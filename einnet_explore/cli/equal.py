@@ -6,7 +6,7 @@ import argparse
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 from einnet_explore.cli.output import NO, NOT_PROVED, OK, STDOUT, check_writable, one_line, save_file, say, write_json
-from einnet_explore.cli.values import parse_shapes
+from einnet_explore.cli.values import parse_domains, parse_shapes
 from einnet_explore.parametric.equality import equal
 from einnet_explore.support.wording import count_noun
 
@@ -24,6 +24,7 @@ def run_equal(arguments: argparse.Namespace) -> int:
             parts=bool(arguments.html),
             shapes=parse_shapes(arguments.shape),
             all_sizes=arguments.all_sizes,
+            domains=parse_domains(arguments.domain),
         )
     except Exception as error:  # a report of an earlier run must not stay
         if arguments.junit:
@@ -31,6 +32,8 @@ def run_equal(arguments: argparse.Namespace) -> int:
         raise
     if arguments.json != STDOUT:
         print(found, flush=True)
+    if found.kind == "unknown" and found.models and not arguments.html:
+        say("--html FILE shows which values are proved; parts of the models may be compared alone")
     if arguments.certificates:
         saved = found.save_certificates(arguments.certificates)
         again = f": python -m einnet_check {arguments.certificates}/*.json proves them again" if saved else ""

@@ -21,7 +21,7 @@ from einnet_explore.cli.output import (
     write_json,
     write_outputs,
 )
-from einnet_explore.cli.values import parse_ranged_shapes, parse_shapes
+from einnet_explore.cli.values import parse_domains, parse_ranged_shapes, parse_shapes
 from einnet_explore.pipeline.bundle import README, check_bundle_folder
 from einnet_explore.pipeline.gpu_plan import GpuPlan
 from einnet_explore.pipeline.optimisation import (
@@ -85,6 +85,7 @@ def _options(arguments: argparse.Namespace) -> OptimiserOptions:
         max_depth=arguments.max_depth,
         states=arguments.limit_states,
         inputs=arguments.inputs,
+        domains=parse_domains(arguments.domain),
     )
     if is_gpu:
         others = (name for name in ("bundle", "jobs", "cluster") if getattr(arguments, name))

@@ -24,6 +24,17 @@ def parse_shapes(arguments: list[str]) -> dict[str, tuple[int, ...]]:
     return out
 
 
+def parse_domains(arguments: list[str]) -> dict[str, str]:
+    """Parse ``NAME=0,1`` arguments to the texts of domains by name; raise ValueError for any other form."""
+    found = {}
+    for text in arguments:
+        name, equals, domain = text.rpartition("=")
+        if not equals or not name or not domain:
+            raise ValueError(f"--domain {text}: found no numbers after a name, expected NAME=0,1 or NAME=0..1")
+        found[name] = domain
+    return found
+
+
 def parse_ranged_shapes(arguments: list[str]) -> dict[str, tuple[Sizes, ...]]:
     """Parse arguments like ``NAME=1..8,3,224,224``, or ``1+4+16`` for sizes of a dimension; raise ValueError."""
     out: dict[str, tuple[Sizes, ...]] = {}

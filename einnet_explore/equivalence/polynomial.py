@@ -46,11 +46,43 @@ def apply_to_polynomials(op: str, args: list[Polynomial], rounding: Rounding | N
         case "abs", [((k, factors),)] if len(factors) > (k == 1):
             parts = [_symbol(op, [((Fraction(1), (f,)),)]) for f in factors]
             return apply_to_polynomials("*", [((-k if k < 0 else k, ()),), *parts])
+        case (("rsqrt" | "sigmoid" | "tanh" | "pow"), _):
+            if (defined := _by_definition(op, args, rounding)) is not None:
+                return defined
     function = SCALAR_FUNCTIONS.get(op)
     if function and (scaled := _scaled(function, args)) is not None:
         power, args = scaled
         return tuple((power * k, f) for k, f in _symbol(op, args, rounding))
     return _symbol(op, args, rounding)
+
+
+MAX_POWER = 8
+"""The largest power that is written as a product."""
+
+
+def _by_definition(op: str, args: list[Polynomial], rounding: Rounding | None) -> Polynomial | None:
+    """Return a function in terms of square roots, exponentials, quotients and products; None for other powers."""
+
+    def apply(name: str, *of: Polynomial) -> Polynomial:
+        return apply_to_polynomials(name, list(of), rounding)
+
+    match op, args:
+        case "rsqrt", [a]:
+            return apply("/", ONE, apply("sqrt", a))
+        case "sigmoid", [a]:
+            return apply("/", ONE, apply("+", ONE, apply("exp", apply("neg", a))))
+        case "tanh", [a]:  # 2 sigmoid(2 a) - 1
+            twice = apply("sigmoid", apply("+", a, a))
+            return apply("-", apply("+", twice, twice), ONE)
+        case "pow", [a, exponent] if isinstance(k := constant_value(exponent), Fraction):
+            if k < 0:
+                positive = _by_definition(op, [a, ((-k, ()),)], rounding)
+                return None if positive is None else apply("/", ONE, positive)
+            if k == Fraction(1, 2):
+                return apply("sqrt", a)
+            if k.denominator == 1 and k <= MAX_POWER:
+                return apply("*", ONE, *(a for _ in range(int(k))))
+    return None
 
 
 def _apply_arithmetic(op: str, args: list[Polynomial], rounding: Rounding | None) -> Polynomial | None:

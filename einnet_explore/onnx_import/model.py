@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping, MutableSequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
@@ -20,6 +20,7 @@ from onnx import helper
 
 from einnet_explore.ir import REDUCTIONS
 from einnet_explore.ir.scalar_functions import FUNCTIONS
+from einnet_explore.onnx_import.input_domains import Domains, InputDomain, parse_domain
 
 Array: TypeAlias = np.ndarray
 Shape: TypeAlias = "tuple[int, ...]"
@@ -119,6 +120,7 @@ class Model:
     is the model as read, with the requested shapes and without 16-bit types: the reference for comparisons.  *folded*
     are the nodes whose results became weights.  *dynamic* are the declared dimensions of the inputs that have dynamic
     ones, by name.  *stored* is the model with its 16-bit types, whose names are *narrow*; None if it has none.
+    *domains* are those of random inputs.
     """
 
     path: str
@@ -134,6 +136,7 @@ class Model:
     dynamic: Mapping[str, Declared] = field(default_factory=dict)
     narrow: tuple[str, ...] = ()
     stored: onnx.ModelProto | None = None
+    domains: Mapping[str, InputDomain] = field(default_factory=dict)
 
     @property
     def opset(self) -> int:
@@ -166,6 +169,25 @@ class Model:
         else:
             text = self.original.SerializeToString(deterministic=True)
         return hashlib.sha256(text).hexdigest()
+
+
+def with_domains(model: Model, domains: Domains) -> Model:
+    """Return *model* with the *domains* of its inputs.
+
+    Raises ValueError for an input that it does not have, and for numbers that are none of the input's type.
+    """
+    types = {value.name: value.dtype for value in model.inputs}
+    found = {name: parse_domain(name, given) for name, given in domains.items()}
+    for name, domain in found.items():
+        if name not in types:
+            raise ValueError(f"domain of {name}: found no such input, expected one of {', '.join(types)}")
+        dtype = types[name]
+        ends = domain.values or (domain.low, domain.high)
+        if dtype is not None and dtype.kind != "f":
+            least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+            if not all(n == int(n) and least <= n <= most for n in ends):
+                raise ValueError(f"domain of {name}: found {domain}, expected integers from {least} to {most}")
+    return replace(model, domains={**model.domains, **found})
 
 
 def opset(proto: onnx.ModelProto) -> int:

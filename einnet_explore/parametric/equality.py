@@ -23,8 +23,9 @@ import onnx
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Access, Program, Tensor
 from einnet_explore.onnx_import.contrib_operators import expand_contrib_operators
+from einnet_explore.onnx_import.input_domains import Domains
 from einnet_explore.onnx_import.load import integers_of, load_model, read_proto
-from einnet_explore.onnx_import.model import Model, Shape
+from einnet_explore.onnx_import.model import Model, Shape, with_domains
 from einnet_explore.parametric.conjecture import Conjecture, conjecture, default_sizes, sizes_text
 from einnet_explore.parametric.family import Family, family
 from einnet_explore.parametric.parameters import FamilyParameters, Parameter
@@ -32,7 +33,7 @@ from einnet_explore.parametric.schema import Schema, instantiate_schema, literal
 from einnet_explore.parametric.step_proofs import StepVerdict, judge_step, with_least_sizes
 from einnet_explore.pipeline.folded_weights import constants_of, with_constants
 from einnet_explore.pipeline.torch_modules import export_if_module
-from einnet_explore.pipeline.value_proofs import ValuePair, open_sweep
+from einnet_explore.pipeline.value_proofs import ValuePair, are_one_graph, open_sweep
 from einnet_explore.session.model_equality import SizesProof, Verdict, VerdictKind, compare_models, compare_programs
 from einnet_explore.support.deprecation import renamed_argument
 from einnet_explore.support.errors import Refused
@@ -49,6 +50,7 @@ Dimension: TypeAlias = "int | str"
 """The size of a dimension, or the parameter that it is."""
 
 NO_SHAPES: Mapping[str, Shape] = {}
+NO_DOMAINS: Domains = {}
 
 
 @renamed_argument("limit", "budget")
@@ -61,6 +63,7 @@ def equal(
     *,
     shapes: Mapping[str, Shape] = NO_SHAPES,
     all_sizes: bool = False,
+    domains: Domains = NO_DOMAINS,
 ) -> Verdict:
     """Compare *first* with *second*: two ONNX models, two programs, or two families.
 
@@ -72,7 +75,9 @@ def equal(
 
     *shapes* are those of dynamic inputs, by the first model's names.  *all_sizes*: prove the models equal at all sizes
     of their dynamic dimensions, from comparisons near *shapes*, or near small primes.  Families are compared at all
-    sizes that both allow.
+    sizes that both allow.  *domains* are those of inputs on which a difference is looked for, by the first model's
+    names: ``{"mask": "0,1", "ids": "0..30521"}`` (default: normal numbers, integers 0 and 1).  A proof holds for all
+    inputs.
 
     Raises ModelError for a file that is no model, Refused if the inputs or outputs do not fit, ValueError if the
     parameters of two families differ, or no sizes fulfil the assumptions of both.
@@ -81,6 +86,8 @@ def equal(
     first, second = map(_read_text, (first, second))
     if isinstance(first, Program | Family) and shapes:
         raise Refused(f"found shapes for {_kind(first)}, whose text has its sizes; expected none")
+    if isinstance(first, Program | Family) and domains:
+        raise Refused(f"found domains for {_kind(first)}, expected them for models only")
     if isinstance(first, Program) and isinstance(second, Program):
         if all_sizes:
             raise Refused("found two programs whose sizes are numbers, expected param lines for a proof for all sizes")
@@ -92,8 +99,8 @@ def equal(
         raise Refused(f"found {kinds}, expected two programs, two families or two models")
     one, other = export_if_module(first, example_inputs), export_if_module(second, example_inputs)
     if all_sizes:
-        return _compare_at_all_sizes(one, other, shapes, budget, parts)
-    models = _load(one, other, shapes)
+        return _compare_at_all_sizes(one, other, shapes, domains, budget, parts)
+    models = _load(one, other, shapes, domains)
     sizes = {n: size for each, model in zip((one, other), models, strict=True) for n, size in _sizes_of(each, model)}
     verdict = compare_models(*models, start + budget - perf_counter(), parts)
     return replace(verdict, sizes=tuple(sizes.items()))
@@ -140,9 +147,9 @@ def _compare_families(first: Family, second: Family, budget: float) -> Verdict:
     return replace(here, seconds=perf_counter() - start, cases=cases)
 
 
-def _load(first: File, second: File, shapes: Mapping[str, Shape]) -> tuple[Model, Model]:
+def _load(first: File, second: File, shapes: Mapping[str, Shape], domains: Domains) -> tuple[Model, Model]:
     """Read both models; *shapes* are those of inputs of the first, the dynamic inputs of the second have the same."""
-    one = load_model(first, shapes, rewrite=expand_contrib_operators)
+    one = with_domains(load_model(first, shapes, rewrite=expand_contrib_operators), domains)
     theirs, mine = _dimensions(second), {value.name: value.shape or () for value in one.inputs}
     twins = {name: name for name in theirs if name in mine} or dict(zip(theirs, mine, strict=False))
     dynamic = {name: mine[twins[name]] for name in twins if any(isinstance(d, str) for d in theirs[name])}
@@ -182,7 +189,7 @@ def _parameter(name: str, words: dict[str, str]) -> str:
 
 
 def _compare_at_all_sizes(
-    first: File, second: File, shapes: Mapping[str, Shape], budget: float, parts: bool
+    first: File, second: File, shapes: Mapping[str, Shape], domains: Domains, budget: float, parts: bool
 ) -> Verdict:
     """Compare two models at one choice of sizes of each remainder, and lift the proofs to all sizes.
 
@@ -203,7 +210,7 @@ def _compare_at_all_sizes(
 
     pair = _SizedModels(
         lambda sizes: load_model(first, shapes_at(sizes), rewrite=expand_contrib_operators),
-        lambda sizes: _load(first, second, shapes_at(sizes)),
+        lambda sizes: _load(first, second, shapes_at(sizes), domains),
         integers_of(read_proto(first)[1]) | integers_of(read_proto(second)[1]),
         start + budget,
         parts,
@@ -285,11 +292,14 @@ class _SizedModels:
 
     def judge(self, ground: FamilyParameters, sizes: Mapping[str, int]) -> tuple[FamilyParameters, Verdict]:
         """Compare the models at *sizes*, and prove them equal for those of *ground*; return the sizes proved."""
-        here = self._compare(sizes)
+        models = self.both(sizes)
+        here = compare_models(*models, self.stop - perf_counter(), self.parts)
         if here.kind == "different":
             return ground, replace(here, sizes=tuple(sizes.items()))
         if not here:
             return ground, replace(here, why=f"at {sizes_text(sizes)}: {here.why}")
+        if are_one_graph(*models):
+            return ground, here
         replay = _ModelReplay(self.both, here.pairs, sizes, self.stop)
         try:
             with interrupt_after(self.stop - perf_counter(), "the proof for all sizes"):
@@ -299,7 +309,7 @@ class _SizedModels:
         except (Refused, TimeoutError) as why:
             return ground, _told(here, str(why), sizes)
         if verdict.kind == "refuted":
-            there = self._compare(dict(verdict.sizes))
+            there = compare_models(*self.both(dict(verdict.sizes)), self.stop - perf_counter(), self.parts)
             if there.kind == "different":
                 return ground, replace(there, sizes=verdict.sizes)
         if unproved is not None:
@@ -308,9 +318,6 @@ class _SizedModels:
         steps = zip(here.pairs, texts[::2], texts[1::2], strict=True)
         proved = SizesProof(ground.guards, tuple((p.first, p.second, before, after) for p, before, after in steps))
         return ground, replace(here, cases=(proved,))
-
-    def _compare(self, sizes: Mapping[str, int]) -> Verdict:
-        return compare_models(*self.both(sizes), self.stop - perf_counter(), self.parts)
 
 
 MOVED = 12

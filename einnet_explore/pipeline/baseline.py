@@ -26,6 +26,7 @@ import onnx
 import onnxruntime
 from onnx import helper
 
+from einnet_explore.onnx_import.input_domains import InputDomain
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.model_sessions import ModelRegions, is_quantised, open_session, run_definition, run_session
 from einnet_explore.pipeline.plan import ExecutionPlan
@@ -68,16 +69,23 @@ MAX_INPUT_DRAWS = 16
 def random_model_inputs(of: Model | onnx.ModelProto | onnxruntime.InferenceSession, seed: int = 0) -> dict[str, Array]:
     """Return arrays for every input, equal for equal *seed*: reals from N(0, 1), any bytes, else integers 0 and 1.
 
+    Elements of an input with a domain are drawn from it.
+
     Raises Refused for an input without static shape, or one that is no tensor of numbers.
     """
     rng = np.random.default_rng(seed)
-    return {name: _random(name, dtype, shape, rng) for name, dtype, shape in _signature(of)}
+    domains = of.domains if isinstance(of, Model) else {}
+    return {name: _random(name, dtype, shape, rng, domains.get(name)) for name, dtype, shape in _signature(of)}
 
 
-def _random(name: str, dtype: np.dtype | None, shape: tuple[object, ...], rng: np.random.Generator) -> Array:
+def _random(
+    name: str, dtype: np.dtype | None, shape: tuple[object, ...], rng: np.random.Generator, domain: InputDomain | None
+) -> Array:
     sizes = [n for n in shape if isinstance(n, int)]
     if len(sizes) < len(shape):
         raise Refused(f"input {name}: found shape {list(shape)}, expected static dimensions")
+    if domain is not None and dtype is not None:
+        return domain.draw(rng, tuple(sizes), dtype)
     match dtype.kind if dtype is not None else "":
         case "f":
             return np.asarray(rng.standard_normal(sizes), dtype)  # of rank 0 it is an array too

@@ -15,6 +15,7 @@ from math import inf, isfinite, prod
 from typing import TypeAlias
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from einnet_explore.analysis.equations import constant_tensors
 from einnet_explore.analysis.indices import iterators_of
@@ -129,9 +130,8 @@ def _begins(array: Array, axis: int, piece: Array) -> bool:
     """Whether *array* begins with the elements of *piece* along *axis*."""
     across = array.size // array.shape[axis]
     size = piece.size // across
-    return 0 < size <= array.shape[axis] and np.array_equal(
-        array.take(range(size), axis).reshape(-1), piece.reshape(-1)
-    )
+    fits = 0 < size <= array.shape[axis] and array.flat[0] == piece.flat[0]
+    return fits and np.array_equal(array.take(range(size), axis).reshape(-1), piece.reshape(-1))
 
 
 @lru_cache(256)
@@ -309,10 +309,14 @@ def _cut_of(value: Array, weight: Array) -> Axes | None:
     if held.ndim != want.ndim or sum(a != b for a, b in zip(held.shape, want.shape, strict=True)) != 1:
         return None
     axis = next(n for n in range(held.ndim) if held.shape[n] != want.shape[n])
-    for first in range(held.shape[axis] - want.shape[axis] + 1):
+    if not 0 < want.shape[axis] <= held.shape[axis]:
+        return None
+    line, wanted = (np.moveaxis(each, axis, -1).reshape(-1, each.shape[axis])[0] for each in (held, want))
+    apart = np.abs(sliding_window_view(line, wanted.size) - wanted).max(axis=1)
+    for first in np.flatnonzero(apart <= MAX_ROUNDING * np.abs(want).max()):
         error = _rounding(held.take(range(first, first + want.shape[axis]), axis), want)
         if error is not None:
-            return axes, tuple(first if n == axis else 0 for n in range(held.ndim)), error
+            return axes, tuple(int(first) if n == axis else 0 for n in range(held.ndim)), error
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypedDict, TypeVar, Unpack
@@ -13,8 +13,9 @@ from typing import Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 import onnx
 
 from einnet_explore.ir import Program
+from einnet_explore.onnx_import.input_domains import Domains
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.onnx_import.model import Model, Shape
+from einnet_explore.onnx_import.model import Model, Shape, with_domains
 from einnet_explore.onnx_import.size_ranges import RangedShapes, are_single, read_ranges
 from einnet_explore.pipeline.given_inputs import Inputs, given_inputs
 from einnet_explore.pipeline.gpu_optimiser import GpuOptimiser, require_gpu
@@ -51,6 +52,7 @@ class TuningOptions(TypedDict, total=False):
     max_depth: int
     states: int | None
     executor: WorkExecutor | None
+    domains: Domains
 
 
 class OptimizeOptions(TuningOptions, total=False):
@@ -75,6 +77,7 @@ class OptimiserOptions:
     states: int | None = None
     executor: WorkExecutor | None = None
     inputs: Inputs | None = None
+    domains: Domains = field(default_factory=dict)
 
     @property
     def settings(self) -> Settings:
@@ -195,14 +198,14 @@ def begin_optimisation(model: ModelSource, options: OptimiserOptions) -> Optimis
         if isinstance(model, Program | Model):
             raise Refused("found a program and a range of sizes, expected a model with dynamic dimensions")
         settings, budget = options.settings, parse_budget(options.budget)
-        return SizeOptimiser(model, read_ranges(model, shapes), settings, budget, options.executor)
+        return SizeOptimiser(model, read_ranges(model, shapes), settings, budget, options.executor, options.domains)
     if device == "cuda":
         refuse_cpu_options(options.cpu_options)
         require_gpu()
     else:
         check_device(device)
     settings, budget = options.settings, parse_budget(options.budget)
-    found, inputs = read_model(model, shapes), given_inputs(options.inputs)
+    found, inputs = with_domains(read_model(model, shapes), options.domains), given_inputs(options.inputs)
     if device == "cuda":
         return GpuOptimiser(found, settings, budget, inputs=inputs)
     return Optimiser(found, settings, budget, executor=options.executor, inputs=inputs)

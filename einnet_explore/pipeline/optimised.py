@@ -20,6 +20,7 @@ from onnx import external_data_helper
 
 from einnet_explore.ir import Program
 from einnet_explore.onnx_export.export import Replacement, rewrite_model
+from einnet_explore.onnx_import.input_domains import describe_random_inputs
 from einnet_explore.onnx_import.load import restore_folded_nodes
 from einnet_explore.onnx_import.model import Model, copy_message
 from einnet_explore.pipeline.assembly import PlanForm, PlanProgram
@@ -374,6 +375,8 @@ class Optimised:
             ]
         if self.inputs:
             lines.append(f"compared and timed on {describe_inputs(self.inputs)}")
+        elif self.model.domains:
+            lines.append(f"compared and timed on {describe_random_inputs(self.model.domains)}")
         late = f"{count_noun(len(self.untuned), 'subprogram')} not tuned ({self._name_untuned()})"
         if self.interrupted:
             untuned = f"; {late}" if self.untuned else ""

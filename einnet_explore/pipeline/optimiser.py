@@ -342,8 +342,8 @@ class Optimiser:
 
     @cached_property
     def _measured_digest(self) -> str:
-        """The digest of the model and of given inputs, by which measurements of the whole model are remembered."""
-        return f"{self.digest} {content_digest(self.feeds)}" if self.inputs else self.digest
+        """The digest of the model and of its inputs, by which measurements of the whole model are remembered."""
+        return f"{self.digest} {content_digest(self.feeds)}" if self.inputs or self.model.domains else self.digest
 
     @cached_property
     def original(self) -> ExecutionPlan:
@@ -358,11 +358,12 @@ class Optimiser:
         """
         if self.inputs is not None:
             return run_on(self.inputs, self.model, self.original)
-        known = self.history.get("inputs", self.digest)
+        key = " ".join((self.digest, *(f"{name}={domain}" for name, domain in self.model.domains.items())))
+        known = self.history.get("inputs", key)
         if known is not None:
             return random_model_inputs(self.model, as_integer(known))
         seed = discriminating_seed(self.model, self.original)
-        self.history.record(seed, "inputs", self.digest)
+        self.history.record(seed, "inputs", key)
         return random_model_inputs(self.model, seed)
 
     @cached_property

@@ -19,8 +19,9 @@ from time import perf_counter
 import numpy as np
 import onnx
 
+from einnet_explore.onnx_import.input_domains import Domains
 from einnet_explore.onnx_import.load import integers_of, load_model, read_proto
-from einnet_explore.onnx_import.model import Model, ModelError
+from einnet_explore.onnx_import.model import Model, ModelError, with_domains
 from einnet_explore.onnx_import.size_ranges import SizeRanges, SizeTuple
 from einnet_explore.pipeline.baseline import MIN_SPEEDUP, conservative_speedup, measurement_rounds
 from einnet_explore.pipeline.batch_independence import prove_independence
@@ -66,6 +67,7 @@ class SizeOptimiser:
     settings: Settings
     budget: float | None = None
     executor: WorkExecutor | None = None
+    domains: Domains = field(default_factory=dict)
     interrupted: bool = False
     works: list[Optimiser] = field(default_factory=list, init=False)
     results: list[Optimised] = field(default_factory=list, init=False)
@@ -90,7 +92,7 @@ class SizeOptimiser:
     def _read(self, sizes: SizeTuple) -> Model:
         """Return the model at *sizes*; raises ModelError, which names them."""
         try:
-            return load_model(self.model, self.ranges.shapes_at(sizes))
+            return with_domains(load_model(self.model, self.ranges.shapes_at(sizes)), self.domains)
         except ModelError as why:
             raise ModelError(f"{why} (at {self.ranges.describe(sizes)})") from None
 

@@ -89,6 +89,8 @@ def _changed_values(sweep: Sweep, tolerance: float) -> list[tuple[ModelNode, str
 
 def _folds(sweep: Sweep, first: str, second: str) -> bool:
     """Whether weights of *second* are products of weights of *first*."""
+    if _size(sweep, sweep.one, first) != _size(sweep, sweep.other, second):
+        return False
     known = len(sweep.folded)
     with suppress(Refused):
         sweep.programs(first, second, 0)

@@ -15,12 +15,12 @@ functional property verification, IEEE TCAD 21(12), 2002.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from graphlib import TopologicalSorter
-from itertools import pairwise
-from math import inf
+from itertools import pairwise, product
+from math import inf, prod
 from time import perf_counter
 from typing import TypeAlias
 
@@ -30,7 +30,19 @@ from einnet_explore.analysis.equations import rename_tensors
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.equivalence.verdict import PROOF_KINDS, weakest_certificate
 from einnet_explore.interpreter.evaluation import evaluate
-from einnet_explore.ir import ELEMENT_TYPES, FLOAT32, Equation, Program, Scope, Tensor, map_tensors, scopes, tensors
+from einnet_explore.ir import (
+    ELEMENT_TYPES,
+    FLOAT32,
+    Const,
+    Equation,
+    Program,
+    Scalar,
+    Scope,
+    Tensor,
+    map_tensors,
+    scopes,
+    tensors,
+)
 from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.model import Model, ModelNode, ModelValue, Shape
 from einnet_explore.onnx_import.node_call import NotUnderstood, assemble, extent_iterators, ravel_index, unravel_index
@@ -47,6 +59,7 @@ from einnet_explore.pipeline.folded_weights import (
     with_constants,
     with_elements,
 )
+from einnet_explore.pipeline.structural_twins import RANDOM_OPERATORS, call_key, structural_twins
 from einnet_explore.pipeline.subprogram import content_digest
 from einnet_explore.pipeline.value_samples import (
     MAX_BYTES,
@@ -113,13 +126,14 @@ class ValuePair:
 class ModelEquations:
     """The equations of *model* by tensor name, each name with *prefix*, and why nodes have none.
 
-    Weights of one element, *elements*, are constants.
+    Weights of one element, *elements*, are constants.  *parts* are the intermediate results of each value, by word.
     """
 
     model: Model
     prefix: str
     equations: dict[str, Equation] = field(default_factory=dict)
     opaque: dict[str, str] = field(default_factory=dict)
+    parts: dict[str, dict[str, str]] = field(default_factory=dict)
     elements: dict[str, float] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -131,21 +145,30 @@ class ModelEquations:
                 case NotUnderstood(reason):
                     self.opaque[node.name] = reason
                 case found:
+                    stem = f"{self.model.identifiers[node.results[0]]}__"
+                    names = [e.name for e in found if e.name.startswith(stem)]
+                    self.parts[node.results[0]] = {name.removeprefix(stem): name for name in names}
                     for e in found:
                         scope = with_elements(in_basic_functions(with_conditions(e.scope, masks)), self.elements)
                         scope = map_tensors(scope, lambda t: replace(t, name=self.prefix + t.name))
                         self.equations[self.prefix + e.name] = Equation(self.prefix + e.name, scope)
 
     def tensor(self, value: str) -> str:
-        """Return the name of the tensor of *value*."""
-        return self.prefix + self.model.identifiers[value]
+        """Return the name of the tensor of *value*, which may be an intermediate result."""
+        return self.prefix + self.model.identifiers.get(value, value)
+
+    def why_opaque(self, tensor: str) -> str:
+        """Say why *tensor* has no equation."""
+        nodes = (node for node in self.model.nodes if tensor in map(self.tensor, node.results))
+        return next((self.opaque[n.name] for n in nodes if n.name in self.opaque), f"{tensor} has no equation")
 
 
 @dataclass(slots=True, eq=False)
 class Sweep:
     """The values of two models that were proved equal: *same* has the representative of each such tensor.
 
-    *samples* are of whole values, or *in_blocks*.  *stop* is a time of ``perf_counter``.  *failures* has the values of
+    *twins* are values of equal structure; if all outputs are, both models have one graph.  *samples* are of whole
+    values, or *in_blocks*.  *stop* is a time of ``perf_counter``.  *failures* has the values of
     the first model that are not proved, each with its counterpart and the reason.
     """
 
@@ -156,7 +179,9 @@ class Sweep:
     shapes: Mapping[str, Shape]
     types: Mapping[str, str]
     same: dict[str, str]
+    twins: Mapping[str, Sequence[str]]
     in_blocks: bool = False
+    is_one_graph: bool = False
     folded: list[FoldedWeight] = field(default_factory=list)
     stop: float = inf
     failures: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -180,9 +205,11 @@ class Sweep:
             for first in node.results:
                 self.failures.pop(first, None)
                 for second in self.candidates(first):
+                    yield from self._proved_parts(first, second)
                     pair = None if self.are_equal(first, second) else self._proved_pair(first, second)
-                    if pair is not None:
+                    if pair is not None or second in self.twins.get(first, ()):
                         self.merge(first, second)
+                    if pair is not None:
                         yield pair
 
     def replay(self, pairs: Iterable[ValuePair]) -> Iterable[tuple[Program, Program, Sequence[str]]]:
@@ -196,7 +223,11 @@ class Sweep:
         for node in self.one.model.nodes:
             if node.name in self.one.opaque:
                 self._merge_opaque(node)
-            for pair in (pair for first in node.results for pair in proved.get(first, ())):
+            names = (
+                *(part for first in node.results for part in self.one.parts.get(first, {}).values()),
+                *node.results,
+            )
+            for pair in (pair for first in names for pair in proved.get(first, ())):
                 both = self.programs(pair.first, pair.second, pair.levels)
                 read = sorted({t.name for program in both for t in program.inputs if t.name in self.weights})
                 yield *_comparable(*both), [content_digest({name: self.weights[name]}) for name in read]
@@ -208,10 +239,12 @@ class Sweep:
         return a is not None and a == b
 
     def _merge_opaque(self, node: ModelNode) -> None:
-        operands = [self.same.get(self.one.tensor(name)) for name in node.reads]
+        if node.op in RANDOM_OPERATORS:
+            return
+        operands = [self.same.get(self.one.tensor(name)) for name in _operands(node)]
         for twin in self.other.model.nodes:
-            theirs = [self.same.get(self.other.tensor(name)) for name in twin.reads]
-            if None not in operands and operands == theirs and _call_key(node) == _call_key(twin):
+            theirs = [self.same.get(self.other.tensor(name)) for name in _operands(twin)]
+            if None not in operands and operands == theirs and call_key(node) == call_key(twin):
                 for first, second in zip(node.outputs, twin.outputs, strict=True):
                     if first and second:
                         self.merge(first, second)
@@ -223,6 +256,24 @@ class Sweep:
             self.same[a] = self.same[b]
         else:
             self.same[b] = self.same.setdefault(a, a)
+
+    def _proved_parts(self, first: str, second: str) -> Iterable[ValuePair]:
+        """Yield pairs of the intermediate results of two values of different shapes, such as the sums of a softmax.
+
+        A proof compares reductions inside functions dimension by dimension, and equal values element by element.
+        """
+        a, b = self.one.tensor(first), self.other.tensor(second)
+        if self.are_equal(first, second) or self.shapes.get(a) == self.shapes.get(b):
+            return
+        theirs = self.other.parts.get(second, {})
+        for word, part in self.one.parts.get(first, {}).items():
+            twin = theirs.get(word)
+            if twin is None or prod(self.shapes[self.one.tensor(part)]) != prod(self.shapes[self.other.tensor(twin)]):
+                continue
+            pair = None if self.are_equal(part, twin) else self._proved_pair(part, twin)
+            if pair is not None:
+                self.merge(part, twin)
+                yield pair
 
     def _proved_pair(self, first: str, second: str) -> ValuePair | None:
         reasons = dict[str, None]()
@@ -243,10 +294,12 @@ class Sweep:
         return None
 
     def candidates(self, first: str, tolerance: float = SAMPLE_TOLERANCE) -> Iterable[str]:
-        """Yield the values of the second model whose samples are those of *first*."""
-        mine = self.samples[0].get(first)
-        if mine is not None:
-            yield from (second for second, theirs in self.samples[1].items() if mine.may_equal(theirs, tolerance))
+        """Yield the values of the second model with the structure of *first*, and those whose samples are its own."""
+        twins, mine = self.twins.get(first, ()), self.samples[0].get(first)
+        for second, theirs in self.samples[1].items():
+            if second in twins or (mine is not None and mine.may_equal(theirs, tolerance)):
+                yield second
+        yield from (second for second in twins if second not in self.samples[1])
 
     def _compare(self, first: str, second: str, levels: int, prove: Prover) -> ValuePair | str:
         """Compare two values over the tensors *levels* behind the nearest equal ones; return why they are not proved.
@@ -289,7 +342,7 @@ class Sweep:
                 RESULT, Scope(xs, (), Tensor(name, self.shapes[name], dtype=self.types.get(name, FLOAT32))[xs])
             )
         if root is None:
-            raise Refused(f"{name} has no equation")
+            raise Refused(side.why_opaque(name))
         definitions = self.definitions(side, root, max(levels, 0))
 
         def represent(t: Tensor) -> Tensor | Scope:
@@ -334,17 +387,11 @@ class Sweep:
 
     def _define_weights(self, before: Program, after: Program) -> bool:
         """Define weights that one program alone reads by weights of the other; return whether there are any."""
-        for side, own, reference in ((self.other, after, before), (self.one, before, after)):
-            unknown = {
-                t.name: self.weights[t.name]
-                for t in own.inputs
-                if t.weight and t.name not in self.same and t.name not in side.equations
-            }
-            if not unknown:
-                continue
-            pieces = {t.name: self.weights[t.name] for t in reference.inputs if t.weight and t.name in self.weights}
-            found = tuple(find_folded_weights(unknown, reference, self.weights.__getitem__))
-            found = found or tuple(find_joined_weights(unknown, pieces))
+        sides = ((self.other, after, before), (self.one, before, after))
+        ways = (self._joined_weights, self._folded_weights, self._constant_weights)
+        for find, (side, own, reference) in product(ways, sides):
+            unknown = self._unknown_weights(side, own)
+            found = tuple(find(unknown, reference)) if unknown else ()
             for each in found:
                 side.equations[each.weight] = Equation(each.weight, each.definition)
                 self.same.update({t.name: self.same.get(t.name, t.name) for t in tensors(each.definition)})
@@ -353,19 +400,49 @@ class Sweep:
                 return True
         return False
 
+    def _unknown_weights(self, side: ModelEquations, program: Program) -> Mapping[str, Array]:
+        names = (t.name for t in program.inputs if t.weight and t.name not in self.same)
+        return {name: self.weights[name] for name in names if name not in side.equations}
 
-def open_sweep(first: Model, second: Model, seeds: Iterable[int] = (0, 1), stop: float = inf) -> Sweep:
+    def _joined_weights(self, unknown: Mapping[str, Array], reference: Program) -> Iterable[FoldedWeight]:
+        read = (t.name for t in reference.inputs if t.weight)
+        return find_joined_weights(unknown, {name: self.weights[name] for name in read if name in self.weights})
+
+    def _folded_weights(self, unknown: Mapping[str, Array], reference: Program) -> Iterable[FoldedWeight]:
+        return find_folded_weights(unknown, reference, self.weights.__getitem__)
+
+    def _constant_weights(self, unknown: Mapping[str, Array], reference: Program) -> Iterable[FoldedWeight]:
+        """Yield the weights with equal elements; a weight that *reference* has in its place would be a difference."""
+        read = (self.weights[t.name] for t in reference.inputs if t.weight and t.name in self.weights)
+        shapes = {array.shape for array in read}
+        known = [c for equation in reference.equations for c in constants_of(equation.scope)]
+        for name, array in unknown.items():
+            if array.shape not in shapes and bool((array == array.flat[0]).all()):
+                value = float(array.flat[0])
+                form = find_folded_constants([value], known).get(value, Const(value))
+                yield FoldedWeight(name, Scope(extent_iterators(array.shape), (), form), _error_of(form, value))
+
+
+def open_sweep(
+    first: Model,
+    second: Model,
+    seeds: Iterable[int] = (0, 1),
+    stop: float = inf,
+    outputs: Mapping[str, str] = NO_OUTPUTS,
+) -> Sweep:
     """Run both models on random inputs, one of each of *seeds*, and merge their inputs and their equal weights.
+
+    They are not run if the *outputs* of both have one structure.
 
     Raises Refused if the inputs or outputs of *second* are not those of *first*, by name or by position, TimeoutError
     at *stop*, a time of ``perf_counter``.
     """
     inputs = match_interface("input", first.inputs, second.inputs)
+    twins = structural_twins(first.proto, second.proto, inputs)
+    is_one_graph = bool(outputs) and all(theirs in twins.get(mine, ()) for mine, theirs in outputs.items())
     one, other = ModelEquations(first, "a_"), ModelEquations(second, "b_")
-    feeds = [random_model_inputs(first, seed) for seed in seeds]
+    feeds = [random_model_inputs(first, seed) for seed in (() if is_one_graph else seeds)]
     theirs = [{inputs[name]: array for name, array in feed.items()} for feed in feeds]
-    in_blocks = _sample_blocks((one, other), (feeds, theirs))
-    samples = in_blocks or (sample_values(first, feeds, stop), sample_values(second, theirs, stop))
     weights = {side.tensor(name): array for side in (one, other) for name, array in side.model.weights.items()}
     same = {one.tensor(name): one.tensor(name) for name in inputs}
     same |= {other.tensor(theirs): one.tensor(mine) for mine, theirs in inputs.items()}
@@ -380,15 +457,28 @@ def open_sweep(first: Model, second: Model, seeds: Iterable[int] = (0, 1), stop:
         for name, value in side.model.values.items()
         if value.shape is not None
     }
+    shapes |= {name: e.scope.shape for side in (one, other) for name, e in side.equations.items() if name not in shapes}
     types = {
         side.tensor(name): str(value.dtype)
         for side in (one, other)
         for name, value in side.model.values.items()
         if str(value.dtype) in ELEMENT_TYPES
     }
-    sweep = Sweep(one, other, samples, weights, shapes, types, same, in_blocks is not None, stop=stop)
+    in_blocks = None if is_one_graph else _sample_blocks((one, other), (feeds, theirs))
+    samples = in_blocks or (sample_values(first, feeds, stop), sample_values(second, theirs, stop))
+    sweep = Sweep(
+        one, other, samples, weights, shapes, types, same, twins, in_blocks is not None, is_one_graph, stop=stop
+    )
     sweep.folded += [*_fold_constants(one, other), *_fold_constants(other, one)]
     return sweep
+
+
+def are_one_graph(first: Model, second: Model) -> bool:
+    """Return whether both files have one graph, up to names and order: then they are equal at all sizes."""
+    inputs = match_interface("input", first.inputs, second.inputs)
+    twins = structural_twins(first.original, second.original, inputs)
+    outputs = match_interface("output", first.outputs, second.outputs)
+    return all(theirs in twins.get(mine, ()) for mine, theirs in outputs.items())
 
 
 def _sample_blocks(
@@ -410,9 +500,12 @@ def _fold_constants(one: ModelEquations, other: ModelEquations) -> Iterable[Fold
     for name, equation in other.equations.items() if new else ():
         other.equations[name] = replace(equation, scope=with_constants(equation.scope, new))
     for value, form in new.items():
-        definition = Scope((), (), form)
-        error = abs(float(evaluate(definition, {}, np.float64)) / value - 1)
-        yield FoldedWeight(f"constant {value:g}", definition, error)
+        yield FoldedWeight(f"constant {value:g}", Scope((), (), form), _error_of(form, value))
+
+
+def _error_of(form: Scalar, value: float) -> float:
+    """Return the relative error of *value*, a rounded *form* of constants."""
+    return abs(float(evaluate(Scope((), (), form), {}, np.float64)) / value - 1) if value else 0.0
 
 
 def match_interface(kind: str, first: Sequence[ModelValue], second: Sequence[ModelValue]) -> Mapping[str, str]:
@@ -437,9 +530,8 @@ def match_interface(kind: str, first: Sequence[ModelValue], second: Sequence[Mod
     return {value.name: names[value.name].name for value in first}
 
 
-def _call_key(node: ModelNode) -> Hashable:
-    attributes = sorted((a.name, a.SerializeToString(deterministic=True)) for a in node.proto.attribute)
-    return node.op, node.domain, tuple(attributes), tuple(map(bool, node.inputs)), tuple(map(bool, node.outputs))
+def _operands(node: ModelNode) -> Sequence[str]:
+    return [name for name in (*node.inputs, *node.captured) if name]
 
 
 def _reshaped(source: Tensor | Scope, shape: Shape) -> Scope:

@@ -61,7 +61,9 @@ class ValueSample:
         """Return whether a value with this sample may have the elements of one with the *other*, in the same order."""
         if (prod(self.shape), self.kind) != (prod(other.shape), other.kind):
             return False
-        return bool(np.allclose(self.numbers, other.numbers, rtol=tolerance, atol=tolerance))
+        return all(
+            a == b or abs(a - b) <= tolerance * (1 + abs(b)) for a, b in zip(self.numbers, other.numbers, strict=True)
+        )
 
 
 def sample_values(model: Model, feeds: Sequence[Mapping[str, Array]], stop: float = inf) -> Mapping[str, ValueSample]:

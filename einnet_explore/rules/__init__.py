@@ -35,6 +35,7 @@ from einnet_explore.rules.monotone_exchange import MONOTONE_DISTRIBUTION, MONOTO
 from einnet_explore.rules.operand_rounding import OPERAND_ROUNDING
 from einnet_explore.rules.padding_exchange import PADDING_EXCHANGE
 from einnet_explore.rules.part_extraction import PART_EXTRACTION
+from einnet_explore.rules.polynomial_form import POLYNOMIAL_FORM
 from einnet_explore.rules.positive_scaling import POSITIVE_SCALING
 from einnet_explore.rules.prefix_splitting import PREFIX_SPLITTING
 from einnet_explore.rules.recentring import RECENTRING
@@ -79,6 +80,7 @@ IDENTITIES: tuple[Rule[object], ...] = (
     CANCELLATION,
     KNOWN_QUOTIENT,
     REQUANTISATION,
+    POLYNOMIAL_FORM,
 )
 """Rules that the search of one expression does not try.
 
@@ -192,6 +194,7 @@ __all__ = [
     "OPERAND_ROUNDING",
     "PADDING_EXCHANGE",
     "PART_EXTRACTION",
+    "POLYNOMIAL_FORM",
     "POSITIVE_SCALING",
     "POST_RULES",
     "PREFIX_SPLITTING",

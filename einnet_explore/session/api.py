@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import onnx
     import torch
 
+    from einnet_explore.onnx_import.input_domains import Domains
     from einnet_explore.onnx_import.size_ranges import RangedShapes
     from einnet_explore.pipeline.given_inputs import Inputs
     from einnet_explore.pipeline.gpu_plan import GpuPlan
@@ -227,6 +228,7 @@ def optimize(
     states: int | None = None,
     executor: WorkExecutor | None = None,
     inputs: Inputs | None = None,
+    domains: Domains | None = None,
 ) -> Optimised | OptimisedSizes | GpuPlan:
     """Optimise an ONNX model, a program, or a PyTorch module with the shapes of its *example_inputs*, for this machine.
 
@@ -243,7 +245,7 @@ def optimize(
     *target_runtime* ``"onnxruntime"`` optimises the exported file in place of the plan.  *max_depth* and *states* bound
     each search; *executor*, one of ``concurrent.futures``, runs the searches.  *inputs*, arrays by input name or the
     path of an ``.npz`` archive of them, are those on which the original and the result are compared and timed (None:
-    random ones).
+    random ones, whose elements are drawn from *domains*, such as ``{"mask": "0,1", "ids": "0..30521"}``).
 
     On the *device* ``"cuda"``, the GPU of this machine, derived plans of each part of the model are measured against
     library operators (cuBLAS, cuDNN); the result is a ``GpuPlan``, one CUDA graph.  There, *threads*, *target_runtime*,
@@ -269,5 +271,6 @@ def optimize(
         states=states,
         executor=executor,
         inputs=inputs,
+        domains=domains or {},
     )
     return run_to_end(begin_optimisation(export_if_module(model, example_inputs), options))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from html import escape
-from math import inf, prod
+from math import inf, isfinite, prod
 from os import PathLike
 from pathlib import Path
 from time import perf_counter
@@ -34,6 +34,7 @@ from einnet_explore.equivalence.verdict import (
 )
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
+from einnet_explore.onnx_import.input_domains import describe_random_inputs
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.baseline import random_model_inputs
 from einnet_explore.pipeline.folded_weights import FoldedWeight
@@ -70,6 +71,14 @@ MAX_INPUT_ELEMENTS = 1 << 24
 
 LEAST_DIFFERENCE = 1e-5
 """The least difference, relative to the largest element of an output, that counts."""
+
+MAGNITUDES = ((1.0, LEAST_DIFFERENCE), (4.0, LEAST_DIFFERENCE), (2.0**-8, 1e-2), (64.0, 1e-2), (16.0, LEAST_DIFFERENCE))
+"""Factors of random inputs, in turn, and the least difference that counts: an epsilon matters for small inputs, an
+exponential overflows for large ones, and both make rounding errors larger than usual."""
+
+ONE_GRAPH = "both models are one graph, up to the names and the order of its nodes"
+
+OVERFLOW = "no value differs on moderate inputs: one model overflows, or divides by 0, where the other does not"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +200,8 @@ class Verdict(DisplayedAsTable):
             weights = count_noun(len(self.folded), "weight or constant", "weights and constants")
             lines.append(f"{weights} computed from the other model's, up to {error:.1e} of the largest element")
         if self.agreement is not None:
-            lines.append(f"on random inputs, the outputs differ by at most {self.agreement:.1e} of the largest element")
+            where = describe_random_inputs(self.models[0].domains if self.models else {})
+            lines.append(f"on {where}, the outputs differ by at most {self.agreement:.1e} of the largest element")
         return [*lines, *(str(found) for found in (self.difference, self.why) if found)]
 
     def page(self, title: str) -> str:
@@ -207,7 +217,10 @@ class Verdict(DisplayedAsTable):
         """Return both sides next to each other as HTML."""
         if self.models:
             equal_values = [(pair.first, pair.second) for pair in self.pairs]
-            return side_by_side(self.models, equal_values, self.nodes) + self._pairs_html()
+            meaning = (
+                "the first difference" if self.kind == "different" else "the first values that are not proved equal"
+            )
+            return side_by_side(self.models, equal_values, self.nodes, meaning) + self._pairs_html()
         if self.programs:
             return programs_side_by_side(self.programs, ("first", "second"))
         return "".join(texts_side_by_side(first, second) for case in self.cases for *_, first, second in case.pairs)
@@ -348,9 +361,10 @@ class _Comparison:
 
     def run(self) -> None:
         """Compare the models; raises TimeoutError at ``stop``."""
-        self.sweep = sweep = open_sweep(*self.models, stop=self.stop)
+        self.sweep = sweep = open_sweep(*self.models, stop=self.stop, outputs=self.outputs)
         # A model with large values runs for long, so it is not run if a proof is likely.
-        is_first = sweep.in_blocks and all(theirs in sweep.candidates(mine) for mine, theirs in self.outputs.items())
+        is_likely = all(theirs in sweep.candidates(mine) for mine, theirs in self.outputs.items())
+        is_first = sweep.is_one_graph or (sweep.in_blocks and is_likely)
         if is_first:
             self._prove(sweep)
         if not self.is_proved:
@@ -359,6 +373,8 @@ class _Comparison:
             self._prove(sweep)
         if self.difference is not None:
             self.nodes, self.why = first_difference(sweep)
+            if not self.why and not isfinite(self.difference.first - self.difference.second):
+                self.why = OVERFLOW
 
     def _prove(self, sweep: Sweep) -> None:
         # Outputs that differ are no reason to raise the limits.
@@ -373,10 +389,10 @@ class _Comparison:
         if self.is_proved:
             kind = weakest_kind(pair.certificate.kind for pair in pairs)
             is_rounded = kind == "rounded" or any(each.error for each in folded)
-            return Verdict("rounded" if is_rounded else "proved", pairs, folded, seconds, models=self.models)
+            why = ONE_GRAPH if self.sweep and self.sweep.is_one_graph else ""
+            return Verdict("rounded" if is_rounded else "proved", pairs, folded, seconds, why=why, models=self.models)
         nodes, why = first_undecided(self.sweep) if self.sweep else (("", ""), "no values were compared")
         late += "a larger budget may decide it; " if late else ""
-        why += "" if late else "; --html shows which values are proved; parts of the models may be compared alone"
         return Verdict(
             "unknown", pairs, folded, seconds, None, nodes, late + why, self.models, agreement=self.agreement
         )
@@ -388,7 +404,7 @@ def find_difference(
     """Return the largest difference of the *outputs* on random inputs, None if it may be rounding, and its size.
 
     The size is relative to the largest element of an output.  Two inputs are tried, and more for at most *seconds*;
-    they have different magnitudes.  Raises TimeoutError at *stop*, a time of ``perf_counter``.
+    those without a domain have different magnitudes.  Raises TimeoutError at *stop*, a time of ``perf_counter``.
     """
     start = perf_counter()
     inputs = match_interface("input", first.inputs, second.inputs)
@@ -399,8 +415,9 @@ def find_difference(
         if seed > 1 and perf_counter() - start > seconds:
             break
         draw = random_model_inputs(first, seed)
-        scale = 4.0 ** (seed % 3)  # a value that is far below 0 on small inputs may matter on large ones
-        feeds = {n: np.asarray(a * scale, a.dtype) if a.dtype.kind == "f" else a for n, a in draw.items()}
+        scale, least = MAGNITUDES[seed % len(MAGNITUDES)]
+        scaled = {n for n, a in draw.items() if a.dtype.kind == "f"} - first.domains.keys()
+        feeds = {n: np.asarray(a * scale, a.dtype) if n in scaled else a for n, a in draw.items()}
         want, again = (
             dict(zip(outputs, run_session(s, list(outputs), feeds, stop), strict=True)) for s in (exact, fast)
         )
@@ -410,17 +427,22 @@ def find_difference(
             if want[name].size and want[name].dtype.kind in "fiub":
                 distance = float(_distances(want[name], got[name]).max())
                 largest = max(largest, distance / (_largest_finite(want[name]) or 1.0))
-            at = _differing_element(want[name], again[name], got[name])
+            at = _differing_element(want[name], again[name], got[name], least)
             if at is not None:
                 return Difference(name, at, float(want[name][at]), float(got[name][at]), feeds), largest
     return None, largest
 
 
-def _differing_element(want: Array, again: Array, got: Array) -> tuple[int, ...] | None:
-    """The element in which *got* differs most from *want*, more than the same computation *again* does."""
+def _differing_element(
+    want: Array, again: Array, got: Array, least: float = LEAST_DIFFERENCE
+) -> tuple[int, ...] | None:
+    """The element in which *got* differs most from *want*: more than the same computation *again*, and than *least*.
+
+    *least* is relative to the largest element.
+    """
     if not want.size or want.dtype.kind not in "fiub":
         return None
-    limit = max(NOISE_FACTOR * _distances(want, again).max(), LEAST_DIFFERENCE * _largest_finite(want))
+    limit = max(NOISE_FACTOR * _distances(want, again).max(), least * _largest_finite(want))
     apart = _distances(want, got)
     worst = np.unravel_index(int(np.argmax(apart)), apart.shape)
     return tuple(map(int, worst)) if apart[worst] > limit else None

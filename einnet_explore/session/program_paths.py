@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from time import perf_counter
 from typing import TypeAlias
+
+import onnx
 
 from einnet_explore.analysis.equations import with_interface_of
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import Program
+from einnet_explore.onnx_import.contrib_operators import expand_contrib_operators
+from einnet_explore.onnx_import.load import load_model
+from einnet_explore.onnx_import.model import Model
+from einnet_explore.pipeline.model_programs import model_programs
 from einnet_explore.rules import Derivation
 from einnet_explore.strategies.candidate import save_record, to_record
 from einnet_explore.strategies.path_search import PathSearch, run_for
+from einnet_explore.support.errors import Refused
 from einnet_explore.support.json_values import JsonObject
 from einnet_explore.support.wording import count_noun
 from einnet_explore.syntax import load_text
@@ -94,17 +102,35 @@ class ProgramPath(DisplayedAsTable):
         return self.derivation
 
 
+def _programs(*given: ProgramLike) -> tuple[Program, Program]:
+    models, programs = list[Model](), list[Program]()
+    for each in given:
+        if isinstance(each, Program):
+            programs.append(each)
+        elif isinstance(each, onnx.ModelProto) or Path(each).suffix == ".onnx":
+            models.append(load_model(each, rewrite=expand_contrib_operators))
+        else:
+            programs.append(load_text(each))
+    match models, programs:
+        case [first, second], []:
+            return model_programs(first, second)
+        case [], [before, after]:
+            return before, after
+    raise Refused("found a model and a program, expected two of one kind")
+
+
 def path(first: ProgramLike, second: ProgramLike, budget: float = 20.0) -> ProgramPath:
     """Look for a derivation from *first* to *second*, the shortest that a search from both ends finds.
 
-    Both are programs, or paths of ``.ein`` files.
+    Both are programs or paths of ``.ein`` files, or both are ONNX models: paths of ``.onnx`` files or protocol buffers.
     The search takes at most *budget* seconds, or until Ctrl-C; a shorter path is looked for as long as the first one
     took.  Inputs and outputs correspond by name, or by position if no name is common.  Programs that differ are
     reported at once, with a counterexample.  In a session on *first*, ``session.goto(found.derivation)`` shows the
-    steps.  Raises Refused if inputs or outputs differ.
+    steps.  Raises Refused if inputs or outputs differ, or a node of a model has no expression; ModelError for a file
+    that is no model.
     """
     began = perf_counter()
-    first, second = (each if isinstance(each, Program) else load_text(each) for each in (first, second))
+    first, second = _programs(first, second)
     second = with_interface_of(second, first)
     search = PathSearch(first, second)
     whole = certify(first, second)
@@ -115,4 +141,4 @@ def path(first: ProgramLike, second: ProgramLike, budget: float = 20.0) -> Progr
     return ProgramPath(found, proofs, search.known, seconds, search.complete)
 
 
-ProgramLike: TypeAlias = "Program | str | PathLike[str]"
+ProgramLike: TypeAlias = "Program | str | PathLike[str] | onnx.ModelProto"

@@ -162,7 +162,7 @@ def text_of(path: str | PathLike[str]) -> str:
     """Read the file at *path*; raises OSError if it cannot be read, TextError if it is no UTF-8."""
     if Path(path).suffix == ".onnx" and Path(path).is_file():
         # Its first strange byte would say nothing of where it does belong.
-        raise ValueError(f"{path}: found an ONNX model, expected text; optimize, equal and bench take models")
+        raise ValueError(f"{path}: found an ONNX model, expected text; optimize, equal, path and bench take models")
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
