@@ -30,7 +30,7 @@ from einnet_explore.onnx_import.input_domains import InputDomain
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.model_sessions import ModelRegions, is_quantised, open_session, run_definition, run_session
 from einnet_explore.pipeline.plan import ExecutionPlan
-from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Array, Arrays, differences, largest_error
+from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Array, Arrays, aligned, differences, largest_error
 from einnet_explore.runtime.measurement import (
     NOTHING,
     Enough,
@@ -69,13 +69,15 @@ MAX_INPUT_DRAWS = 16
 def random_model_inputs(of: Model | onnx.ModelProto | onnxruntime.InferenceSession, seed: int = 0) -> dict[str, Array]:
     """Return arrays for every input, equal for equal *seed*: reals from N(0, 1), any bytes, else integers 0 and 1.
 
-    Elements of an input with a domain are drawn from it.
+    Elements of an input with a domain are drawn from it.  Arrays are aligned as those of runtimes are: a kernel may take
+    1.3 times as long on others.
 
     Raises Refused for an input without static shape, or one that is no tensor of numbers.
     """
     rng = np.random.default_rng(seed)
     domains = of.domains if isinstance(of, Model) else {}
-    return {name: _random(name, dtype, shape, rng, domains.get(name)) for name, dtype, shape in _signature(of)}
+    drawn = {name: _random(name, dtype, shape, rng, domains.get(name)) for name, dtype, shape in _signature(of)}
+    return {name: aligned(array, array.dtype) for name, array in drawn.items()}
 
 
 def _random(
