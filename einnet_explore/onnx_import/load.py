@@ -248,16 +248,15 @@ def _shared_arrays(file: str, graph: onnx.GraphProto, given: Mapping[str, Array]
     pages, made = LargePages(), dict[str, Array]()
     for name, array in _elements(file, graph):
         other = given.get(name)
-        same = other is not None and (other.dtype, other.shape) == (array.dtype, array.shape)
-        if other is not None and same and np.array_equal(_bytes(other), _bytes(array)):
-            made[name] = other
-        else:
-            made[name] = pages.copy(array)
+        made[name] = pages.copy(array) if other is None or not _have_equal_bytes(other, array) else other
     return made
 
 
-def _bytes(array: Array) -> Array:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+def _have_equal_bytes(one: Array, other: Array) -> bool:
+    if (one.dtype, one.shape) != (other.dtype, other.shape) or one.dtype.hasobject:
+        return False
+    mine, theirs = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (one, other))
+    return np.array_equal(mine, theirs)
 
 
 def _arrays(file: str, graph: onnx.GraphProto) -> dict[str, Array]:

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -389,7 +389,7 @@ class Assembler:
     def export(self, parts: Iterable[PlanProgram]) -> ExecutionPlan:
         """Return the exported model with *parts*, in one session; raises Refused."""
         with _plan_errors():
-            return exported_plan(self.model, self.replacements(parts), self.settings.threads)
+            return exported_plan(self.model, partial(self.replacements, tuple(parts)), self.settings.threads)
 
     def _compile(self, replacement: Replacement) -> CompiledProgram:
         key = replacement.program, *((name, id(array)) for name, array in sorted(replacement.constants.items()))

@@ -476,9 +476,12 @@ def export_model(model: Model, replacements: Iterable[Replacement]) -> PlanModel
     return made
 
 
-def exported_plan(model: Model, replacements: Sequence[Replacement], threads: int) -> ExecutionPlan:
-    """Return the exported model as a plan of one session; raises Refused."""
-    exported = export_model(model, replacements)
+def exported_plan(model: Model, replacements: Callable[[], Iterable[Replacement]], threads: int) -> ExecutionPlan:
+    """Return the exported model as a plan of one session; raises Refused.
+
+    *replacements* are made again for a bundle: the plan does not hold their weights.
+    """
+    exported = export_model(model, replacements())
     session = open_session(exported.proto, threads, weights=exported.weights)
     types = {v.name: v.dtype for v in model.inputs}
     feeds = tuple(v.name for v in session.get_inputs())
@@ -488,7 +491,7 @@ def exported_plan(model: Model, replacements: Sequence[Replacement], threads: in
         return run_session(session, outputs, {name: held[name] for name in feeds})
 
     def model_with(_: KernelTable) -> PlanModel:
-        return export_model(model, replacements)
+        return export_model(model, replacements())
 
     segment = Segment(nodes=tuple(node.name for node in model.nodes), inputs=feeds, outputs=outputs, run=run)
     given = {name: types[name] for name in feeds}

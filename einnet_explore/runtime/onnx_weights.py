@@ -147,7 +147,9 @@ class LargePages:
         return room[:size].view(kind).reshape(shape)
 
     def copy(self, array: Array) -> Array:
-        """Return a copy of *array*."""
+        """Return a copy of *array*; strings are copied elsewhere."""
+        if array.dtype.hasobject:
+            return array.copy()
         made = self.empty(array.shape, array.dtype)
         made[...] = array
         return made
