@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.plan import build_plan
-from einnet_explore.runtime.arrays import ALIGNMENT, Array
+from einnet_explore.runtime.arrays import ALIGNMENT, Array, aligned
 from einnet_explore.runtime.onnx_weights import (
     LARGE_PAGE_BYTES,
     LargePages,
@@ -62,7 +62,7 @@ def test_small_arrays_share_a_large_page_and_large_ones_begin_at_one() -> None:
 
 
 def test_session_reads_a_declared_weight_in_place() -> None:
-    weight = np.arange(1024, dtype=np.float32)
+    weight = aligned(np.arange(1024, dtype=np.float32))
     model = added(weight)
     assert model.ByteSize() < weight.nbytes and content_bytes(model, {"W": weight}) > weight.nbytes
     session = open_lent(model, onnxruntime.SessionOptions(), {"W": weight, "not read": weight})
