@@ -11,7 +11,7 @@ import pytest
 from einnet_explore.codegen import versions
 from einnet_explore.ir import Equation, program, tensors
 from einnet_explore.operators.library import OPERATORS
-from einnet_explore.runtime import implementation_choice
+from einnet_explore.runtime import c_kernels, implementation_choice
 from einnet_explore.runtime.arrays import aligned_empty
 from einnet_explore.runtime.implementations import BoundEquation
 from einnet_explore.runtime.profile_store import C_ENGINE, TimeStore, profile_key
@@ -217,3 +217,10 @@ def test_programs_agree_whatever_engine_is_chosen(tmp_path: Path) -> None:
         assert compiled.engines == {"Y": engine}
         results.append(compiled.run(given)["Y"])
     np.testing.assert_array_equal(*results)
+
+
+def test_long_text_is_refused_before_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    scope = parse("tensor A[3, 17]\nY[i:3] = sum[j:17] A[i, j] * 0.172").equations[0].scope
+    monkeypatch.setattr(c_kernels, "MAX_TEXT_BYTES", 100)
+    with pytest.raises(NoKernel, match=r"found a text of \d+ bytes, expected at most 100"):
+        _ = c_kernels.NativeSource(scope).function

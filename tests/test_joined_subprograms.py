@@ -277,7 +277,7 @@ def test_models_beyond_a_protocol_buffer_are_not_exported(monkeypatch: pytest.Mo
     constants = {t.name: model.weights[whole.names[t.name]] for t in whole.program.inputs if t.weight}
     names = {k: v for k, v in whole.names.items() if k not in constants}
     replacement = Replacement(whole.nodes, whole.program, names, constants)
-    assert export_model(model, [replacement]).graph.node
+    assert export_model(model, [replacement]).proto.graph.node
     monkeypatch.setattr(onnx.checker, "MAXIMUM_PROTOBUF", 10)
     with pytest.raises(Refused, match="bytes, expected at most 10"):
         export_model(model, [replacement])

@@ -24,7 +24,9 @@ def found(item: onnx.NodeProto, opset: int, inputs: tuple[str, ...] = ("x",)) ->
     proto.CopyFrom(model.proto)
     proto.opset_import[0].version = opset
     out = replace(model.values["rx"], name="y")
-    new = replace(model, proto=proto, values={**model.values, "y": out}, identifiers={**model.identifiers, "y": "y"})
+    new = replace(
+        model, graph_proto=proto, values={**model.values, "y": out}, identifiers={**model.identifiers, "y": "y"}
+    )
     return express(replace(model.nodes[0], op=item.op_type, inputs=inputs, outputs=("y",), proto=item), new)
 
 

@@ -108,8 +108,8 @@ def test_a_file_holds_a_folded_weight_only_where_it_is_replaced() -> None:
     (part,) = partition(model).subprograms
     names = {model.identifiers[name]: name for name in (*part.inputs, *part.outputs) if name not in model.weights}
     made = export_model(model, [Replacement(part.nodes, part.program, names, {"w": model.weights["w"]})])
-    assert "ConstantOfShape" not in {n.op_type for n in made.graph.node}
-    assert [n.op_type for n in export_model(model, []).graph.node] == [
+    assert "ConstantOfShape" not in {n.op_type for n in made.proto.graph.node}
+    assert [n.op_type for n in export_model(model, []).proto.graph.node] == [
         "ConstantOfShape",
         "Cast",
         "Mul",

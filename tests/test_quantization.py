@@ -136,7 +136,7 @@ def in_session(made: CompiledProgram, feeds: Arrays) -> Arrays:
     outputs = made.program.outputs
     writer = made.write({name: name for name in (*feeds, *outputs)}, "/")
     assert writer is not None
-    session = onnx_session(writer.model(tuple(feeds), outputs), made.threads)
+    session = onnx_session(writer.model(tuple(feeds), outputs), made.threads, writer.weights)
     return dict(zip(outputs, session.run(outputs, dict(feeds)), strict=True))
 
 

@@ -30,6 +30,8 @@ from einnet_explore.onnx_import.model import (
     topological_order,
 )
 from einnet_explore.onnx_import.shapes import replace_misjudged_nodes
+from einnet_explore.runtime.arrays import Arrays
+from einnet_explore.runtime.onnx_weights import NO_WEIGHTS, is_declared, weight_proto, with_elements
 from einnet_explore.support.errors import Refused
 
 MIN_OPSET = 13
@@ -50,8 +52,20 @@ class Replacement:
     constants: Mapping[str, Array] = field(default_factory=dict)
 
 
-def rewrite_model(model: onnx.ModelProto, replacements: Iterable[Replacement]) -> onnx.ModelProto:
-    """Return *model* with the nodes of each replacement replaced by its program, and without unread weights.
+def rewrite_model(
+    model: onnx.ModelProto, replacements: Iterable[Replacement], weights: Arrays = NO_WEIGHTS
+) -> onnx.ModelProto:
+    """Return *model*, which declares *weights*, with the nodes of each replacement replaced by its program.
+
+    It has the elements of all weights that are read, and no other weights.  Raises Refused as ``rewrite_graph`` does.
+    """
+    return with_elements(*rewrite_graph(model, replacements, weights))
+
+
+def rewrite_graph(
+    model: onnx.ModelProto, replacements: Iterable[Replacement], weights: Arrays = NO_WEIGHTS
+) -> tuple[onnx.ModelProto, Arrays]:
+    """Return ``rewrite_model`` as a model that declares weights, and these.
 
     The result passes ONNX's full check; it has only standard operators and model-local functions made of them.  Raises
     Refused if a node of a group is unknown or in two groups, if a group is not convex or computes a needed value that
@@ -66,34 +80,31 @@ def rewrite_model(model: onnx.ModelProto, replacements: Iterable[Replacement]) -
     place = {node.name: n for n, node in enumerate(list_nodes(out.graph))}
     pieces = [(place[node.name], node.proto) for node in list_nodes(out.graph) if node.name not in taken]
     functions = {(f.domain, f.name): f for f in out.functions}
-    weights = list(out.graph.initializer)
-    names_by_digest: dict[bytes, str] = {}
+    arrays = dict(weights)
+    names_by_digest: dict[tuple[object, ...], str] = {}
     for n, group in enumerate(groups):
         dtype = _dtype(out, group)
         made = to_onnx(group.program, group.names, group.constants, f"{prefix}{n}_", opset=version, dtype=dtype)
         first = min(place[name] for name in group.nodes)
-        pieces.extend((first, node) for node in _share_weights(made, names_by_digest, weights))
+        pieces.extend((first, node) for node in _share_weights(made, names_by_digest, arrays))
         functions |= {(f.domain, f.name): f for f in made.functions}
     nodes = [node for _, node in sorted(pieces, key=lambda piece: piece[0])]
-    _fill(out, nodes, weights, functions.values())
+    new = [weight_proto(name, arrays[name]) for name in names_by_digest.values()]
+    _fill(out, nodes, [*out.graph.initializer, *new], functions.values())
     _check(out)
-    return out
+    return out, {t.name: arrays[t.name] for t in out.graph.initializer if is_declared(t)}
 
 
 def _share_weights(
-    made: ExportedNodes, names_by_digest: dict[bytes, str], weights: list[onnx.TensorProto]
+    made: ExportedNodes, names_by_digest: dict[tuple[object, ...], str], arrays: dict[str, Array]
 ) -> Sequence[onnx.NodeProto]:
-    """Return the nodes of *made* with equal weights shared; add new weights to *names_by_digest* and *weights*."""
+    """Return the nodes of *made* with equal weights shared; add new weights to *names_by_digest* and *arrays*."""
     called: dict[str, str] = {}
-    for tensor in made.initialisers:
-        name = tensor.name
-        bare = copy_message(tensor)
-        bare.name = ""
-        called[name] = names_by_digest.setdefault(
-            hashlib.sha256(bare.SerializeToString(deterministic=True)).digest(), name
-        )
+    for name, array in made.weights.items():
+        digest = (array.dtype, array.shape, hashlib.sha256(array.data).digest())
+        called[name] = names_by_digest.setdefault(digest, name)
         if called[name] == name:
-            weights.append(tensor)
+            arrays[name] = array
     for node in made.nodes:
         for n, name in enumerate(node.input):
             node.input[n] = called.get(name, name)
@@ -204,7 +215,7 @@ def _fill(
 def _check(model: onnx.ModelProto) -> None:
     if model.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
         return
-    checked = copy_message(model)
+    checked = _with_weights_as_inputs(model)
     replace_misjudged_nodes(checked)
     try:
         onnx.shape_inference.infer_shapes(checked, check_type=True, strict_mode=True)
@@ -214,3 +225,16 @@ def _check(model: onnx.ModelProto) -> None:
         onnx.checker.check_model(checked)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise Refused(f"the written model: {error}") from error
+
+
+def _with_weights_as_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of *model* whose declared weights are inputs: ONNX's check looks for files of external data."""
+    out = copy_message(model)
+    graph = out.graph
+    inputs = {value.name for value in graph.input}
+    declared = [t for t in graph.initializer if is_declared(t)]
+    graph.input.extend(
+        helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in declared if t.name not in inputs
+    )
+    replace_contents(graph.initializer, [t for t in graph.initializer if not is_declared(t)])
+    return out

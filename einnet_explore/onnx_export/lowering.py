@@ -67,6 +67,7 @@ from einnet_explore.onnx_export.value_grid import (
 )
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import OnnxNode, Operator, onnx_node
+from einnet_explore.runtime.arrays import aligned
 from einnet_explore.support.errors import Refused
 
 FUNCTION_DOMAIN = "einnet_explore"
@@ -78,11 +79,16 @@ _ONNX_FUNCTIONS = {f.name: f.onnx for f in SCALAR_FUNCTIONS.values() if f.onnx}
 
 @dataclass(frozen=True, slots=True)
 class ExportedNodes:
-    """Ordered nodes, the initialisers that they read, and the local functions that they call."""
+    """Ordered nodes, the *weights* that they read, by value name, and the local functions that they call."""
 
     nodes: tuple[onnx.NodeProto, ...]
-    initialisers: tuple[onnx.TensorProto, ...]
+    weights: Mapping[str, Array]
     functions: tuple[onnx.FunctionProto, ...]
+
+    @property
+    def initialisers(self) -> tuple[onnx.TensorProto, ...]:
+        """The weights as initialisers."""
+        return tuple(numpy_helper.from_array(array, name) for name, array in self.weights.items())
 
 
 def function_of(
@@ -154,26 +160,33 @@ class _Export:
         for tensor in program.inputs:
             if places[tensor.name] in read and tensor.name not in made and tensor.name not in self.names:
                 raise Refused(f"input {tensor.name}: found neither a value of the model nor an array for it")
-        weights = [
-            numpy_helper.from_array(np.ascontiguousarray(known[name], self.dtype).reshape(known[name].shape), value)
-            for name, value in stored.items()
-            if value in read
-        ]
-        return ExportedNodes(tuple(nodes), tuple(weights), tuple(functions.values()))
+        weights = {value: aligned(known[name], self.dtype) for name, value in stored.items() if value in read}
+        return ExportedNodes(tuple(nodes), weights, tuple(functions.values()))
 
     def value_name(self, name: str) -> str:
         return self.names.get(name, self.prefix + name)
 
     def _fold_constants(self) -> dict[str, Array]:
-        """Return the arrays of the constants and of all equations that depend on them only, in double precision."""
+        """Return the arrays of the constants and of all equations that depend on them only.
+
+        They are computed in double precision, in which an array is kept until the last of these has read it.
+        """
         known = {t.name: np.asarray(self.constants[t.name]) for t in self.program.inputs if t.name in self.constants}
         for tensor in self.program.inputs:
             if tensor.name in known and known[tensor.name].shape != tensor.shape:
                 raise Refused(f"constant {tensor.name} has shape {known[tensor.name].shape}, expected {tensor.shape}")
+        names, folded = set(known), list[Equation]()
         for equation in self.program.equations:
-            if all(t.name in known for t in tensors(equation.scope)):
-                used = {t.name: known[t.name] for t in tensors(equation.scope)}
-                known[equation.name] = evaluate(equation.scope, used, np.float64)
+            if all(t.name in names for t in tensors(equation.scope)):
+                folded.append(equation)
+                names.add(equation.name)
+        last = {t.name: e.name for e in folded for t in tensors(e.scope)}
+        for equation in folded:
+            used = {t.name: known[t.name] for t in tensors(equation.scope)}
+            known[equation.name] = evaluate(equation.scope, used, np.float64)
+            for name in {*used, equation.name}:
+                if last.get(name, equation.name) == equation.name:
+                    known[name] = known[name].astype(self.dtype, copy=False)
         return known
 
     def _equation(

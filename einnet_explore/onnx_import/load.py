@@ -47,6 +47,7 @@ from einnet_explore.onnx_import.resizing import with_interpolation_matrices
 from einnet_explore.onnx_import.shapes import graph_values, infer_static_shapes, set_input_shapes
 from einnet_explore.onnx_import.widening import narrow_types, widen
 from einnet_explore.runtime.onnx_fragment import DOMAIN, ONNXRUNTIME_ERRORS
+from einnet_explore.runtime.onnx_weights import LargePages, without_elements
 
 FunctionKey: TypeAlias = "tuple[str, str, str]"
 """Domain, name and overload of an operator or function."""
@@ -164,14 +165,16 @@ def load_model(
     stored, types = proto, narrow_types(proto)
     proto = _widened(file, proto) if types else proto
     is_widened = proto is not stored
-    original = copy_message(proto)
+    given = _arrays(file, proto.graph)
+    original = without_elements(proto, given)
     proto = rewrite(proto)
     _check_valid(file, proto)
-    check_weights(file, list_nodes(proto.graph), _arrays(file, proto.graph))
+    check_weights(file, list_nodes(proto.graph), dict(_elements(file, proto.graph)))
     proto.ir_version = max(proto.ir_version, _IR_OF_WEIGHTS)
     proto, folded = fold_constants(file, convert_opset(file, fold_shape_computations(file, proto)))
     known = replace(
-        with_interpolation_matrices(_model(file, _copy_dequantizations(proto), original, folded)), dynamic=dynamic
+        with_interpolation_matrices(_model(file, _copy_dequantizations(proto), original, given, folded)),
+        dynamic=dynamic,
     )
     return replace(known, stored=stored, narrow=tuple(sorted(types))) if is_widened else known
 
@@ -207,11 +210,18 @@ def _widened(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
         raise ModelError(f"{file}: found {_line(error)}, expected the elements of 16-bit tensors") from None
 
 
-def _model(file: str, proto: onnx.ModelProto, original: onnx.ModelProto, folded: tuple[onnx.NodeProto, ...]) -> Model:
+def _model(
+    file: str,
+    proto: onnx.ModelProto,
+    original: onnx.ModelProto,
+    given: Mapping[str, Array],
+    folded: tuple[onnx.NodeProto, ...],
+) -> Model:
     _sort(file, proto)
+    weights = _shared_arrays(file, proto.graph, given)
+    proto = without_elements(proto, weights)
     graph = proto.graph
     nodes, values = list_nodes(graph), graph_values(graph)
-    weights = _arrays(file, graph)
     inputs = tuple(values[v.name] for v in graph.input if v.name not in weights)
     check_memory(file, values.values())
     check_sizes(file, inputs, nodes, values)
@@ -223,24 +233,48 @@ def _model(file: str, proto: onnx.ModelProto, original: onnx.ModelProto, folded:
         tuple(values[v.name] for v in graph.output),
         nodes,
         MappingProxyType(weights),
+        MappingProxyType(given),
         MappingProxyType(values),
         make_identifiers(values),
         folded,
     )
 
 
+def _shared_arrays(file: str, graph: onnx.GraphProto, given: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the weights of *graph* by name: those of *given* that have the same name and bytes, and copies of others.
+
+    The copies are in large pages.
+    """
+    pages, made = LargePages(), dict[str, Array]()
+    for name, array in _elements(file, graph):
+        other = given.get(name)
+        made[name] = pages.copy(array) if other is None or not _have_equal_bytes(other, array) else other
+    return made
+
+
+def _have_equal_bytes(one: Array, other: Array) -> bool:
+    if (one.dtype, one.shape) != (other.dtype, other.shape) or one.dtype.hasobject:
+        return False
+    mine, theirs = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (one, other))
+    return np.array_equal(mine, theirs)
+
+
 def _arrays(file: str, graph: onnx.GraphProto) -> dict[str, Array]:
-    """Return the weights of *graph* by name."""
-    made = {}
+    """Return copies of the weights of *graph*, in large pages, by name."""
+    pages = LargePages()
+    return {name: pages.copy(array) for name, array in _elements(file, graph)}
+
+
+def _elements(file: str, graph: onnx.GraphProto) -> Iterable[tuple[str, Array]]:
+    """Yield the name and the elements of each weight of *graph*."""
     for weight in graph.initializer:
         try:
-            made[weight.name] = numpy_helper.to_array(weight)
+            yield weight.name, numpy_helper.to_array(weight)
         except (KeyError, TypeError, ValueError) as error:
             found = f"type {weight.data_type}" if isinstance(error, KeyError) else _line(error)
             raise ModelError(
                 f"{file}: weight {weight.name}: found {found}, expected the elements of a tensor"
             ) from None
-    return made
 
 
 def read_proto(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[str, onnx.ModelProto]:
@@ -461,11 +495,11 @@ def fold_constants(file: str, proto: onnx.ModelProto) -> tuple[onnx.ModelProto, 
 
 
 def restore_folded_nodes(model: Model) -> onnx.ModelProto:
-    """Return a copy of the model for a file, with the nodes of every folded weight that is larger than their inputs.
+    """Return the graph of a file, with the nodes of every folded weight that is larger than their inputs.
 
-    The caller drops nodes that no output needs.
+    It declares weights of the model.  The caller drops nodes that no output needs.
     """
-    out = copy_message(model.proto)
+    out = copy_message(model.graph_proto)
     graph = out.graph
     maker = {name: n for n, node in enumerate(model.folded) for name in node.output if name}
     sizes = {w.name: _nbytes(w) for w in graph.initializer}

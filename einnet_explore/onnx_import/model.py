@@ -21,6 +21,7 @@ from onnx import helper
 from einnet_explore.ir import REDUCTIONS
 from einnet_explore.ir.scalar_functions import FUNCTIONS
 from einnet_explore.onnx_import.input_domains import Domains, InputDomain, parse_domain
+from einnet_explore.runtime.onnx_weights import content_bytes, is_declared, with_elements
 
 Array: TypeAlias = np.ndarray
 Shape: TypeAlias = "tuple[int, ...]"
@@ -115,21 +116,23 @@ class ModelValue:
 class Model:
     """A checked model with static inputs.
 
-    *proto* is normalised: local functions are inlined, ``Constant`` nodes are initialisers, nodes that depend on no
-    input are folded, the opset is 21 if ONNX's converter succeeds, and the nodes have the order of *nodes*.  *original*
-    is the model as read, with the requested shapes and without 16-bit types: the reference for comparisons.  *folded*
+    *graph_proto* is normalised: local functions are inlined, ``Constant`` nodes are initialisers, nodes that depend on
+    no input are folded, the opset is 21 if ONNX's converter succeeds, and the nodes have the order of *nodes*; it
+    declares *weights*.  *original_proto* is the model as read, with the requested shapes and without 16-bit types: the
+    reference for comparisons; it declares *original_weights*, which shares its arrays with *weights*.  *folded*
     are the nodes whose results became weights.  *dynamic* are the declared dimensions of the inputs that have dynamic
     ones, by name.  *stored* is the model with its 16-bit types, whose names are *narrow*; None if it has none.
     *domains* are those of random inputs.
     """
 
     path: str
-    proto: onnx.ModelProto
-    original: onnx.ModelProto
+    graph_proto: onnx.ModelProto
+    original_proto: onnx.ModelProto
     inputs: tuple[ModelValue, ...]
     outputs: tuple[ModelValue, ...]
     nodes: tuple[ModelNode, ...]
     weights: Mapping[str, Array]
+    original_weights: Mapping[str, Array]
     values: Mapping[str, ModelValue]
     identifiers: Mapping[str, str]
     folded: tuple[onnx.NodeProto, ...] = ()
@@ -140,8 +143,23 @@ class Model:
 
     @property
     def opset(self) -> int:
-        """Version of the default operator set of *proto*."""
-        return opset(self.proto)
+        """Version of the default operator set of *graph_proto*."""
+        return opset(self.graph_proto)
+
+    @property
+    def proto(self) -> onnx.ModelProto:
+        """A copy of *graph_proto* with the elements of all weights."""
+        return with_elements(self.graph_proto, self.weights)
+
+    @property
+    def original(self) -> onnx.ModelProto:
+        """A copy of *original_proto* with the elements of all weights."""
+        return with_elements(self.original_proto, self.original_weights)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether *original* exceeds the size limit of protobuf."""
+        return content_bytes(self.original_proto, self.original_weights) > onnx.checker.MAXIMUM_PROTOBUF
 
     def is_static(self, name: str) -> bool:
         """Return whether the shape and the element type of value *name* are known before the model runs."""
@@ -164,11 +182,12 @@ class Model:
 
     def digest(self) -> str:
         """Return a digest of *original*, or of its nodes alone if it exceeds the size limit of protobuf."""
-        if self.original.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
-            text = repr([(n.name, n.op, n.reads, n.results) for n in self.nodes]).encode()
-        else:
-            text = self.original.SerializeToString(deterministic=True)
-        return hashlib.sha256(text).hexdigest()
+        if self.is_large:
+            return hashlib.sha256(repr([(n.name, n.op, n.reads, n.results) for n in self.nodes]).encode()).hexdigest()
+        found = hashlib.sha256(self.original_proto.SerializeToString(deterministic=True))
+        for tensor in filter(is_declared, self.original_proto.graph.initializer):
+            found.update(np.ascontiguousarray(self.original_weights[tensor.name]).data)
+        return found.hexdigest()
 
 
 def with_domains(model: Model, domains: Domains) -> Model:

@@ -17,11 +17,11 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
-from onnx import numpy_helper
 
 from einnet_explore.ir import Equation, Index, Iterator, Scope, mul
 from einnet_explore.onnx_import.model import Array, Model, ModelNode, ModelValue, copy_message, make_identifiers
 from einnet_explore.onnx_import.node_call import NodeCall, OnnxOperator, access, extent_iterators, progression
+from einnet_explore.runtime.onnx_weights import weight_proto
 from einnet_explore.support.errors import Refused
 
 Taps: TypeAlias = "tuple[Array, Array]"
@@ -129,12 +129,12 @@ def with_interpolation_matrices(model: Model) -> Model:
     nodes = tuple(_with_constants(node, model, weights) for node in model.nodes)
     if nodes == model.nodes:
         return model
-    proto = copy_message(model.proto)
-    proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    proto = copy_message(model.graph_proto)
+    proto.graph.initializer.extend(weight_proto(name, array) for name, array in weights.items())
     values = {**model.values, **{name: ModelValue(name, a.shape, a.dtype) for name, a in weights.items()}}
     return replace(
         model,
-        proto=proto,
+        graph_proto=proto,
         nodes=nodes,
         weights=MappingProxyType({**model.weights, **weights}),
         values=MappingProxyType(values),

@@ -11,12 +11,11 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, TypeAlias
 from weakref import WeakValueDictionary
 
 import networkx as nx
-import numpy as np
 
 from einnet_explore.analysis.equations import union_padding, weight_only
 from einnet_explore.equivalence.verdict import UNSOUND_KINDS
@@ -32,6 +31,7 @@ from einnet_explore.rules import Derivation
 from einnet_explore.runtime.arrays import Array, Arrays
 from einnet_explore.runtime.hosts import Host
 from einnet_explore.runtime.implementation_choice import compile_measured
+from einnet_explore.runtime.onnx_weights import LargePages
 from einnet_explore.runtime.profile_store import TimeStore
 from einnet_explore.runtime.program import CompiledProgram, compile_program
 from einnet_explore.strategies.candidate import combined_verdict, replay, steps_to_json
@@ -221,13 +221,17 @@ class PlanProgram:
 
 @dataclass
 class WeightFolder:
-    """Work on weights alone, done once for the whole model: equal derivations of one array share their result."""
+    """Work on weights alone, done once for the whole model: equal derivations of one array share their result.
+
+    A result is freed with the last plan that reads it.
+    """
 
     threads: int = 1
-    arrays: dict[tuple[str, tuple[int, ...]], Array] = field(default_factory=dict)
+    arrays: WeakValueDictionary[tuple[str, tuple[int, ...]], Array] = field(default_factory=WeakValueDictionary)
     shared: int = 0
     """Results that were used again."""
     _sources: list[Arrays] = field(default_factory=list)
+    _pages: LargePages = field(default_factory=LargePages)
 
     def fold(self, program: Program, constants: Arrays) -> tuple[Program, Arrays]:
         """Evaluate the equations of *program* that read only weights; return the rest and its constants.
@@ -255,14 +259,14 @@ class WeightFolder:
         """Evaluate the one output of *program*, a function of *constants*."""
         given = {t.name: constants[t.name] for t in program.inputs}
         key = anonymize(program).signature, tuple(map(id, given.values()))
-        if key in self.arrays:
+        known = self.arrays.get(key)
+        if known is not None:
             self.shared += 1
-            return self.arrays[key]
-        made = compile_program(program, self.threads, constants=given).run({})
+            return known
+        made = compile_program(program, self.threads, constants=given)
         self._sources.append(given)  # a freed array might pass its id on to another
-        found = made[program.outputs[0]]
-        self.arrays[key] = np.ascontiguousarray(found).reshape(found.shape)  # rank 0 would become rank 1
-        return self.arrays[key]
+        self.arrays[key] = found = self._pages.copy(made.contexts.constants[program.outputs[0]])
+        return found
 
 
 def _needed_part(program: Program, name: str) -> Program:
@@ -385,7 +389,7 @@ class Assembler:
     def export(self, parts: Iterable[PlanProgram]) -> ExecutionPlan:
         """Return the exported model with *parts*, in one session; raises Refused."""
         with _plan_errors():
-            return exported_plan(self.model, self.replacements(parts), self.settings.threads)
+            return exported_plan(self.model, partial(self.replacements, tuple(parts)), self.settings.threads)
 
     def _compile(self, replacement: Replacement) -> CompiledProgram:
         key = replacement.program, *((name, id(array)) for name, array in sorted(replacement.constants.items()))

@@ -69,8 +69,8 @@ MAX_INPUT_DRAWS = 16
 def random_model_inputs(of: Model | onnx.ModelProto | onnxruntime.InferenceSession, seed: int = 0) -> dict[str, Array]:
     """Return arrays for every input, equal for equal *seed*: reals from N(0, 1), any bytes, else integers 0 and 1.
 
-    Elements of an input with a domain are drawn from it.  Arrays are aligned as those of runtimes are: a kernel may take
-    1.3 times as long on others.
+    Elements of an input with a domain are drawn from it.  Arrays are aligned as those of runtimes are: on others, a
+    kernel may take 1.3 times as long.
 
     Raises Refused for an input without static shape, or one that is no tensor of numbers.
     """

@@ -23,7 +23,7 @@ import onnx
 from onnx import external_data_helper, numpy_helper
 
 from einnet_explore.checker.bundle import FORMAT, MANIFEST, VERSION
-from einnet_explore.onnx_import.model import Model, ModelValue, Shape, copy_message, walk_graphs
+from einnet_explore.onnx_import.model import Model, ModelValue, Shape, walk_graphs
 from einnet_explore.onnx_import.size_ranges import describe_sizes
 from einnet_explore.pipeline.plan import ExecutionPlan, PlanModel
 from einnet_explore.pipeline.size_dispatch import Chunking, dispatch_sizes, with_declared_sizes
@@ -151,16 +151,18 @@ def _join_plans(
     if len({tuple(each.shapes.values()) for each in plans}) < len(plans):
         raise Refused(f"found two plans for inputs of the same shapes, expected one for each: {plans[0].shapes}")
     if not model.dynamic:
-        return copy_message(made[0].proto), ""
+        return made[0].whole, ""
     branches = [
-        (each.shapes, one.proto) for each, one in zip(plans, made, strict=True) if one.proto is not each.model.original
+        (each.shapes, one.whole)
+        for each, one in zip(plans, made, strict=True)
+        if one.proto is not each.model.original_proto
     ]
     try:
         return dispatch_sizes(model, branches, chunkings), ""
     except Refused as why:
         if len(plans) > 1:
             raise
-        return copy_message(made[0].proto), str(why)
+        return made[0].whole, str(why)
 
 
 def _move_weights(proto: onnx.ModelProto, file: Path) -> None:

@@ -17,7 +17,6 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime
 
 from einnet_explore.onnx_import.model import Model
@@ -26,6 +25,7 @@ from einnet_explore.pipeline.plan import ExecutionPlan, GroupRun, PlanModel, Seg
 from einnet_explore.runtime.arrays import Array, aligned_empty
 from einnet_explore.runtime.hosts import Binder, Host
 from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS, KernelTable, bind_session, onnxruntime_message
+from einnet_explore.runtime.onnx_weights import with_elements
 from einnet_explore.runtime.program import Buffer, plan_arena
 from einnet_explore.support.errors import Refused
 
@@ -135,14 +135,14 @@ def build_hosted_plan(
             nodes = [node for _, group in part.order for node in group]
             submodel = regions.extract(nodes)
             try:
-                bind = host.open(submodel, threads)
+                bind = host.open(with_elements(submodel, regions.arrays), threads)
                 hosted += [node.name for node in nodes]
             except Refused as problem:
                 refusal = problem
-                bind = partial(_bind_session, open_session(submodel, threads, "sleep", nodes))
+                session = open_session(submodel, threads, "sleep", nodes, weights=regions.arrays)
+                bind = partial(_bind_session, session)
         else:
-            session, held = open_parts(part, threads, "sleep")
-            bind = partial(_bind_session, session, held=held)
+            bind = partial(_bind_session, open_parts(part, threads, "sleep"))
         steps.append(HostStep(inputs=part.border[0], outputs=part.border[1], bind=bind))
     if not hosted:
         raise refusal
@@ -153,23 +153,19 @@ def build_hosted_plan(
 def _hosted_whole(model: Model, threads: int, host: Host) -> ExecutionPlan:
     inputs = tuple(value.name for value in model.inputs)
     outputs = tuple(value.name for value in model.outputs if value.name not in inputs)
-    large = model.original.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF
-    bind = host.open(Path(model.path) if large else model.original, threads)
-    original = PlanModel(model.original)
+    bind = host.open(Path(model.path) if model.is_large else model.original, threads)
+    original = PlanModel(model.original_proto, model.original_weights)
     steps = HostSteps(model, [HostStep(inputs=inputs, outputs=outputs, bind=bind)], {})
     return _plan(steps, threads, host, [node.name for node in model.nodes], lambda _: original)
 
 
 def _bind_session(
-    session: onnxruntime.InferenceSession,
-    inputs: Mapping[str, Array],
-    outputs: Mapping[str, Array],
-    held: Sequence[object] = (),
+    session: onnxruntime.InferenceSession, inputs: Mapping[str, Array], outputs: Mapping[str, Array]
 ) -> Callable[[], None]:
-    """Return a call of *session*, which needs *held*, on these arrays; it raises Refused if the run fails."""
+    """Return a call of *session* on these arrays; it raises Refused if the run fails."""
     run = bind_session(session, inputs, outputs)
 
-    def call(_: object = held) -> None:
+    def call() -> None:
         try:
             run()
         except ONNXRUNTIME_ERRORS as error:

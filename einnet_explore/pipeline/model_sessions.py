@@ -14,7 +14,7 @@ import onnxruntime
 from onnx import helper, numpy_helper
 
 from einnet_explore.onnx_import.model import Model, ModelNode, list_nodes
-from einnet_explore.runtime.arrays import Array
+from einnet_explore.runtime.arrays import Array, Arrays
 from einnet_explore.runtime.onnx_fragment import (
     ONNXRUNTIME_ERRORS,
     Waiting,
@@ -23,6 +23,7 @@ from einnet_explore.runtime.onnx_fragment import (
     register_custom_ops,
     session_options,
 )
+from einnet_explore.runtime.onnx_weights import NO_WEIGHTS, open_lent
 from einnet_explore.support.errors import Refused
 
 Border: TypeAlias = "tuple[tuple[str, ...], tuple[str, ...]]"
@@ -35,10 +36,10 @@ def describe_nodes(nodes: Collection[ModelNode]) -> str:
 
 
 class ModelRegions:
-    """A model, indexed for the extraction of submodels."""
+    """A model that declares weights, whose elements are *arrays*, indexed for the extraction of submodels."""
 
-    def __init__(self, proto: onnx.ModelProto) -> None:
-        self.proto = proto
+    def __init__(self, proto: onnx.ModelProto, arrays: Arrays = NO_WEIGHTS) -> None:
+        self.proto, self.arrays = proto, arrays
         graph = proto.graph
         self.nodes = list_nodes(graph)
         self.weights = {w.name: w for w in graph.initializer}
@@ -68,7 +69,7 @@ class ModelRegions:
         return inputs, tuple(name for node in nodes for name in node.results if name in needed)
 
     def extract(self, nodes: Collection[ModelNode]) -> onnx.ModelProto:
-        """Return *nodes*, in the order of the model, as a model from border to border."""
+        """Return *nodes*, in the order of the model, as a model from border to border, which declares weights."""
         inputs, outputs = self.border(nodes)
         if not outputs:
             raise Refused(f"{describe_nodes(nodes)}: found no value that is used elsewhere, expected one")
@@ -101,10 +102,12 @@ def open_session(
     nodes: Collection[ModelNode] = (),
     adjust: Callable[[onnxruntime.SessionOptions], object] = lambda options: None,
     whole: str = "the model",
+    weights: Arrays = NO_WEIGHTS,
 ) -> onnxruntime.InferenceSession:
     """Open *model* (or its path) in ONNX Runtime with all graph optimisations; raises Refused if that fails.
 
-    *adjust* may change the options.  Messages name *nodes*, or *whole* for a model that is no part of another.
+    It is lent those of *weights* that it declares.  *adjust* may change the options.  Messages name *nodes*, or *whole*
+    for a model that is no part of another.
     """
     kernels = isinstance(model, onnx.ModelProto) and bool(opset_imports(model.graph.node))
     options = session_options(threads, waiting)
@@ -112,8 +115,7 @@ def open_session(
         register_custom_ops(options)
     adjust(options)
     try:
-        held = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
-        return onnxruntime.InferenceSession(held, options, providers=["CPUExecutionProvider"])
+        return open_lent(model, options, weights)
     except ONNXRUNTIME_ERRORS as error:
         where = describe_nodes(nodes) if nodes else whole
         raise Refused(f"{where}: ONNX Runtime refuses: {onnxruntime_message(error)}") from error
@@ -168,9 +170,10 @@ def subgraph_session(
     options.  Raises Refused, with the nodes, if one is unknown, a border value has no known type, or ONNX Runtime
     refuses.
     """
-    regions = ModelRegions(model.proto if isinstance(model, Model) else model)
+    whole = (model.graph_proto, model.weights) if isinstance(model, Model) else (model,)
+    regions = ModelRegions(*whole)
     nodes = regions.named(node_names)
-    return open_session(regions.extract(nodes), threads, nodes=nodes, adjust=adjust)
+    return open_session(regions.extract(nodes), threads, nodes=nodes, adjust=adjust, weights=regions.arrays)
 
 
 def is_quantised(nodes: Iterable[ModelNode]) -> bool:
@@ -206,9 +209,7 @@ def original_session(
     model: Model, threads: int, adjust: Callable[[onnxruntime.SessionOptions], object] = lambda options: None
 ) -> onnxruntime.InferenceSession:
     """Open the whole *model* as it was read; *adjust* may change the options.  Raises Refused."""
-    proto = model.original
-    given = model.path if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF else proto
-    return open_session(given, threads, adjust=adjust, whole=model.path)
+    return open_session(model.original_proto, threads, adjust=adjust, whole=model.path, weights=model.original_weights)
 
 
 def run_definition(model: Model, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -222,4 +223,4 @@ def constant_array(regions: ModelRegions, name: str) -> Array:
     """Return the weight *name*, an output of the model."""
     if name in regions.sparse:
         raise Refused(f"graph output {name}: found a sparse weight, expected a node's result")
-    return numpy_helper.to_array(regions.weights[name])
+    return regions.arrays[name] if name in regions.arrays else numpy_helper.to_array(regions.weights[name])

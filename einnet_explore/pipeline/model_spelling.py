@@ -58,7 +58,13 @@ def with_normal_spelling(model: Model, numerics: Level = "approximate") -> Model
         made = load_model(_with_replacements(model, found))
         folded = (*model.folded, *made.folded)
         model = replace(
-            made, path=model.path, original=model.original, folded=folded, narrow=model.narrow, stored=model.stored
+            made,
+            path=model.path,
+            original_proto=model.original_proto,
+            original_weights=model.original_weights,
+            folded=folded,
+            narrow=model.narrow,
+            stored=model.stored,
         )
     return model
 
@@ -227,12 +233,14 @@ def _small_model(
     read = {name for node in nodes for name in node.input}
     tensors = [numpy_helper.from_array(array, name) for name, array in weights.items() if name in read]
     graph = helper.make_graph(nodes, "part", values[:-1], values[-1:], tensors)
-    return helper.make_model(graph, opset_imports=model.proto.opset_import, ir_version=model.proto.ir_version)
+    return helper.make_model(
+        graph, opset_imports=model.graph_proto.opset_import, ir_version=model.graph_proto.ir_version
+    )
 
 
 def _with_replacements(model: Model, found: Iterable[_Replacement]) -> onnx.ModelProto:
     """Return the model with new nodes in place of old ones, at the place of the last of them."""
-    proto = copy_message(model.proto)
+    proto = model.proto
     new = {each.old[-1].name: each for each in found}
     gone = {node.name for each in new.values() for node in each.old}
     nodes = list[onnx.NodeProto]()

@@ -295,8 +295,8 @@ class Optimised:
         Raises Refused.
         """
         if not self.replacements:
-            return copy_message(self.model.stored or self.model.original)
-        return rewrite_model(restore_folded_nodes(self.model), self.replacements)
+            return copy_message(self.model.stored) if self.model.stored else self.model.original
+        return rewrite_model(restore_folded_nodes(self.model), self.replacements, self.model.weights)
 
     def onnx_bytes(self) -> bytes:
         """Return ``onnx()`` as the content of a file: without rewrites, that of the original file if it is whole."""

@@ -55,7 +55,7 @@ from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS, onnxruntime
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.executors import WorkExecutor
 from einnet_explore.support.json_values import JsonObject, as_integer, as_number, as_object
-from einnet_explore.support.limits import STARVATION_FACTOR
+from einnet_explore.support.limits import STARVATION_FACTOR, return_free_memory
 from einnet_explore.support.wording import count_noun
 
 FAST_ENOUGH = 1.2
@@ -195,6 +195,7 @@ class Tuner:
         if known is not None:
             return known
         trial = task.run(effort)
+        return_free_memory()
         if not trial.memory_short:
             found = {"effort": effort, "outcome": trial_to_json(trial)}
             self.history.record(found, "contest", *self.history_key(subprogram))
@@ -406,6 +407,7 @@ class Optimiser:
         """Partition the model, open and measure it; ``run`` and ``result`` do so too if it was not done."""
         _ = (self.split, self.tuner, self.feeds)
         self.original.rest()
+        return_free_memory()
 
     def run(self) -> Iterable[TuningProgress]:
         """Tune every subprogram, equal ones once, in the order of ``most_valuable_first``.
@@ -494,6 +496,7 @@ class Optimiser:
             end = "the run was interrupted"
         found = self.selector().optimised()
         self.original.rest()
+        return_free_memory()
         parts = list(found.parts)
         try:
             for n, part in enumerate(found.parts):

@@ -26,7 +26,7 @@ import onnx
 import onnxruntime
 from onnx import helper
 
-from einnet_explore.onnx_export.export import Replacement, rewrite_model
+from einnet_explore.onnx_export.export import Replacement, rewrite_graph
 from einnet_explore.onnx_import.load import restore_folded_nodes
 from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.pipeline.model_sessions import (
@@ -39,18 +39,23 @@ from einnet_explore.pipeline.model_sessions import (
     original_session,
     run_session,
 )
-from einnet_explore.runtime.arrays import Array
+from einnet_explore.runtime.arrays import Array, Arrays
 from einnet_explore.runtime.onnx_fragment import (
     DOMAIN,
     LOADED_KERNELS,
     FragmentWriter,
     KernelTable,
     Waiting,
-    copy_to_large_pages,
-    initializer,
     opset_imports,
     share_equal_weights,
-    share_initializers,
+)
+from einnet_explore.runtime.onnx_weights import (
+    LARGE_PAGE_BYTES,
+    LargePages,
+    content_bytes,
+    lies_in_large_pages,
+    weight_proto,
+    with_elements,
 )
 from einnet_explore.runtime.program import CompiledProgram
 from einnet_explore.support.errors import Refused
@@ -167,17 +172,17 @@ def splice_model(
     parts: Sequence[tuple[Sequence[ModelNode], FragmentWriter | None]],
     opset: Sequence[onnx.OperatorSetIdProto],
     border: Border,
-) -> onnx.ModelProto:
+) -> PlanModel:
     """Build a model from *parts* of *regions*, in order: original nodes, or the nodes written in their place.
 
     *border* has the names of its inputs and outputs.
     """
     graph = regions.proto.graph
     protos: list[onnx.NodeProto] = []
-    weights: dict[str, onnx.TensorProto] = {}
+    weights: dict[str, Array] = {}
     for nodes, written in parts:
         protos += [node.proto for node in nodes] if written is None else written.nodes
-        weights |= {name: initializer(name, array) for name, array in written.weights.items()} if written else {}
+        weights |= {} if written is None else written.weights
     reads = {name for nodes, written in parts if written is None for node in nodes for name in node.reads}
     reads |= set(border[1])
     made = {name for node in protos for name in node.output}
@@ -186,25 +191,44 @@ def splice_model(
         graph.name or "plan",
         [regions.infos[name] for name in border[0]],
         [regions.infos[name] for name in border[1]],
-        initializer=[*(w for name, w in regions.weights.items() if name in reads), *weights.values()],
+        initializer=[
+            *(w for name, w in regions.weights.items() if name in reads),
+            *(weight_proto(name, array) for name, array in weights.items()),
+        ],
         sparse_initializer=[w for name, w in regions.sparse.items() if name in reads],
         value_info=[v for v in graph.value_info if v.name in made and v.name not in border[1]],
     )
-    return helper.make_model(
+    proto = helper.make_model(
         joined,
         functions=list(regions.proto.functions),
         opset_imports=[*opset, *opset_imports(protos)],
         ir_version=regions.proto.ir_version,
     )
+    return PlanModel(proto, {**{name: a for name, a in regions.arrays.items() if name in reads}, **weights})
 
 
 @dataclass(frozen=True, eq=False)
 class PlanModel:
-    """A plan as one model, the *weights* that its kernels read, and why groups *stay* as they were in the model."""
+    """A plan as one model, the *weights* that it declares, and why groups *stay* as they were in the model."""
 
     proto: onnx.ModelProto
-    weights: Mapping[str, Array] = field(default_factory=dict)
+    weights: Arrays = field(default_factory=dict)
     stay: Mapping[tuple[str, ...], str] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> onnx.ModelProto:
+        """A copy of the model with the elements of all weights."""
+        return with_elements(self.proto, self.weights)
+
+    @property
+    def lent_weights(self) -> Arrays:
+        """The weights for a session: those that kernels read, if they fill a large page, are in large pages."""
+        kernels = {name for node in self.proto.graph.node if node.domain == DOMAIN for name in node.input}
+        read = {name: array for name, array in self.weights.items() if name in kernels}
+        if sum(array.nbytes for array in read.values()) < LARGE_PAGE_BYTES:
+            return self.weights
+        pages = LargePages()
+        return {**self.weights, **{n: a if lies_in_large_pages(a) else pages.copy(a) for n, a in read.items()}}
 
 
 GroupRun: TypeAlias = "Callable[[Mapping[str, Array]], Mapping[str, Array]]"
@@ -233,7 +257,10 @@ class ExecutionPlan:
     constants: Mapping[str, Array] = field(repr=False)
     threads: int = 1
     model_with: Callable[[KernelTable], PlanModel] = field(repr=False, kw_only=True)
-    """Writes the plan as one model whose kernels are those of a table."""
+    """Writes the plan as one model whose kernels are those of a table.
+
+    It holds the compiled programs, with their weights: while this plan exists the next one does not compile them again.
+    """
     host: str = ""
     """The host that runs *hosted* nodes; empty if ONNX Runtime runs all that are not replaced."""
     hosted: tuple[str, ...] = ()
@@ -278,7 +305,7 @@ def build_plan(
         session = ReopenedSession(lambda: original_session(model, threads))
         session.open()
         segment = _whole_segment(model, session, names)
-        original = PlanModel(model.original)
+        original = PlanModel(model.original_proto, model.original_weights)
         return ExecutionPlan((segment,), given, names, {}, threads, model_with=lambda _: original, rest=session.rest)
     parts = order_parts(model, replacements)
     with suppress(Refused):  # groups that a session cannot run are called between sessions
@@ -325,10 +352,8 @@ class PlanParts:
                 written.append((nodes, None))
                 stay[tuple(node.name for node in nodes)] = str(why)
         share_equal_weights(made for _, made in written if made is not None)
-        proto = splice_model(self.regions, written, self.regions.proto.opset_import, self.border)
-        kernels = {name for node in proto.graph.node if node.domain == DOMAIN for name in node.input}
-        weights = {k: v for _, made in written if made is not None for k, v in made.weights.items() if k in kernels}
-        return PlanModel(proto, weights, stay)
+        made = splice_model(self.regions, written, self.regions.proto.opset_import, self.border)
+        return replace(made, stay=stay)
 
     def _write_group(
         self, group: int | None, nodes: tuple[ModelNode, ...], table: KernelTable
@@ -351,7 +376,7 @@ def order_parts(model: Model, replacements: Mapping[tuple[str, ...], GroupRun]) 
 
     Raises Refused, naming nodes, for a group that is unknown, shares a node with another or is not convex.
     """
-    regions = ModelRegions(model.proto)
+    regions = ModelRegions(model.graph_proto, model.weights)
     groups = tuple((regions.named(group), run) for group, run in replacements.items())
     check_disjoint(nodes for nodes, _ in groups)
     order = execution_order(regions, [nodes for nodes, _ in groups])
@@ -360,36 +385,24 @@ def order_parts(model: Model, replacements: Mapping[tuple[str, ...], GroupRun]) 
 
 
 def _join_in_one_session(parts: PlanParts, threads: int) -> Segment:
-    session, held = open_parts(parts, threads)
+    session = open_parts(parts, threads)
     feeds, outputs = tuple(v.name for v in session.get_inputs()), parts.regions.outputs
 
-    def run_all(values: dict[str, Array], _: list[object] = held) -> Sequence[Array]:
+    def run_all(values: dict[str, Array]) -> Sequence[Array]:
         return run_session(session, outputs, {name: values[name] for name in feeds})
 
     nodes = tuple(node.name for _, group in parts.order for node in group)
     return Segment(nodes=nodes, inputs=feeds, outputs=outputs, run=run_all)
 
 
-def open_parts(
-    parts: PlanParts, threads: int, waiting: Waiting = "spin"
-) -> tuple[onnxruntime.InferenceSession, list[object]]:
-    """Open all *parts* in one session; also return what has to live as long as it does.
-
-    Raises Refused if a session cannot run some group.
-    """
+def open_parts(parts: PlanParts, threads: int, waiting: Waiting = "spin") -> onnxruntime.InferenceSession:
+    """Open all *parts* in one session; raises Refused if a session cannot run some group."""
     made = parts.model_with(LOADED_KERNELS)
     if made.stay:
         raise Refused(next(iter(made.stay.values())))
     if made.proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
         raise Refused(f"the plan's model has {made.proto.ByteSize()} bytes, more than {onnx.checker.MAXIMUM_PROTOBUF}")
-    held: list[object] = [*parts.runs.values()]  # while this plan exists the next one does not compile them again
-    session = open_session(
-        made.proto,
-        threads,
-        waiting,
-        adjust=lambda options: held.extend(share_initializers(options, copy_to_large_pages(made.weights))),
-    )
-    return session, held
+    return open_session(made.proto, threads, waiting, weights=made.lent_weights)
 
 
 def _free_prefix(regions: ModelRegions) -> str:
@@ -412,7 +425,7 @@ def _whole_segment(model: Model, held: ReopenedSession, outputs: tuple[str, ...]
 
 def _session_segment(regions: ModelRegions, nodes: tuple[ModelNode, ...], threads: int) -> Segment:
     part = regions.extract(nodes)
-    session = open_session(part, threads, waiting="sleep", nodes=nodes)
+    session = open_session(part, threads, waiting="sleep", nodes=nodes, weights=regions.arrays)
     feeds = tuple(v.name for v in part.graph.input)
     outputs = tuple(v.name for v in part.graph.output)
 
@@ -455,17 +468,21 @@ def _drop_unread(segments: Sequence[Segment], outputs: Collection[str]) -> tuple
     return tuple(out)
 
 
-def export_model(model: Model, replacements: Iterable[Replacement]) -> onnx.ModelProto:
+def export_model(model: Model, replacements: Iterable[Replacement]) -> PlanModel:
     """Return *model* with *replacements* in standard operators; raises Refused, also beyond 2 GiB."""
-    made = rewrite_model(restore_folded_nodes(model), replacements)
-    if made.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
-        raise Refused(f"the model has {made.ByteSize()} bytes, expected at most {onnx.checker.MAXIMUM_PROTOBUF}")
+    made = PlanModel(*rewrite_graph(restore_folded_nodes(model), replacements, model.weights))
+    if (size := content_bytes(made.proto, made.weights)) > onnx.checker.MAXIMUM_PROTOBUF:
+        raise Refused(f"the model has {size} bytes, expected at most {onnx.checker.MAXIMUM_PROTOBUF}")
     return made
 
 
-def exported_plan(model: Model, replacements: Sequence[Replacement], threads: int) -> ExecutionPlan:
-    """Return the exported model as a plan of one session; raises Refused."""
-    session = open_session(export_model(model, replacements), threads)
+def exported_plan(model: Model, replacements: Callable[[], Iterable[Replacement]], threads: int) -> ExecutionPlan:
+    """Return the exported model as a plan of one session; raises Refused.
+
+    *replacements* are made again for a bundle: the plan does not hold their weights.
+    """
+    exported = export_model(model, replacements())
+    session = open_session(exported.proto, threads, weights=exported.weights)
     types = {v.name: v.dtype for v in model.inputs}
     feeds = tuple(v.name for v in session.get_inputs())
     outputs = tuple(v.name for v in model.outputs)
@@ -474,7 +491,7 @@ def exported_plan(model: Model, replacements: Sequence[Replacement], threads: in
         return run_session(session, outputs, {name: held[name] for name in feeds})
 
     def model_with(_: KernelTable) -> PlanModel:
-        return PlanModel(export_model(model, replacements))
+        return export_model(model, replacements())
 
     segment = Segment(nodes=tuple(node.name for node in model.nodes), inputs=feeds, outputs=outputs, run=run)
     given = {name: types[name] for name in feeds}

@@ -31,7 +31,6 @@ from einnet_explore.pipeline.baseline import (
     MeasuredPlan,
     conservative_speedup,
     is_clearly_faster,
-    measurement_rounds,
     plan_speedup,
     time_against_original,
 )
@@ -53,11 +52,9 @@ from einnet_explore.runtime.measurement import (
     Enough,
     all_rounds,
     sample_seconds,
-    settle_seconds,
-    time_calls,
-    times_faster,
 )
 from einnet_explore.support.json_values import JsonObject, as_integers, as_items, as_number, as_object
+from einnet_explore.support.limits import return_free_memory
 
 MIN_PART_SPEEDUP = 1.005
 """Speedup of the whole model that a group of equal subprograms has to bring."""
@@ -204,10 +201,12 @@ def eliminate_unprofitable(
     lost: dict[int, str] = {}
     doubtful = [group for group in groups if any(_is_doubtful(parts[n]) for n in group)]
     plan: ExecutionPlan | None = None
+    without: ExecutionPlan | None
     for group in sorted(doubtful, key=lambda group: sum(parts[n].gain for n in group))[:MAX_ELIMINATION_TRIALS]:
         rest = [n for n in kept if n not in group]
         if not rest or clock() - began > seconds:
             break
+        without = None  # the last one is freed before the next is made
         try:
             plan = plan or plan_of(kept)
             without = plan_of(rest)
@@ -403,7 +402,7 @@ class Selector:
         exported = self._assemble(selection.exported.parts, selection.exported.form)
         return Optimised(
             model=self.baseline.model,
-            plan=measured.plan,
+            plan=self._without_programs(measured.plan, selection),
             original=self.baseline.original,
             parts=parts,
             replacements=self.assembler.replacements(exported),
@@ -423,6 +422,16 @@ class Selector:
             without=self._leave_one_out(selection),
             stored=self.baseline.compare_stored(measured.plan),
         )
+
+    def _without_programs(self, plan: ExecutionPlan, selection: Selection) -> ExecutionPlan:
+        """Return *plan*, that of *selection*, without its compiled programs: they are compiled again for a bundle.
+
+        They hold weights of which its session has copies in layouts of its own.
+        """
+        if not selection.kept:
+            return plan
+        again = partial(self._plan, selection.form, selection.kept, "required", selection.host)
+        return replace(plan, model_with=lambda table: again().model_with(table))
 
     @property
     def _forms(self) -> tuple[PlanForm, ...]:
@@ -447,6 +456,7 @@ class Selector:
         numbers = tuple(kept)
         if not numbers and host is None:
             return self.baseline.original
+        return_free_memory()
         return self.assembler.plan(self._assemble(numbers, form, proof), form, host)
 
     def _leave_one_out(self, selection: Selection) -> LeaveOneOut | None:
@@ -517,13 +527,14 @@ class Selector:
 
     def _select_forward(self, form: PlanForm, winners: Iterable[int], contenders: Iterable[int]) -> ForwardSelection:
         """Return the forward selection in *form*."""
-        return forward_selection(
+        found = forward_selection(
             self.baseline,
             partial(self._plan, form),
             self._groups_by_gain(winners),
             self._groups_by_gain(contenders),
             min(FORWARD_SELECTION_SECONDS, self._seconds_left()),
         )
+        return found._replace(plan=self.baseline.original)  # other plans need its memory
 
     def _selection_as_tried(self, found: ForwardSelection, form: PlanForm) -> Selection:
         """Return the subprograms that were kept at Ctrl-C, in the *form* of the trials."""
@@ -565,31 +576,30 @@ class Selector:
             others = [form for form in others if form.is_joined]
         if not self._seconds_left():
             others = [form for form in others if not form.is_exported]  # writing a large model takes the longest
-        once, feeds = self.baseline.seconds, self.baseline.feeds
-        plans: dict[str, ExecutionPlan] = {"before": self.baseline.original}
-        whys, warm, speedups = dict[PlanForm, str](), {"before": once}, dict[PlanForm, float]()
+        speedups, whys = dict[PlanForm, float](), dict[PlanForm, str]()
         for form in (first, *others):
             try:
-                plan = self._plan(form, kept)
-                began = perf_counter()
-                error = largest_error(self.baseline.want, plan.run(feeds))
-                warm[form] = perf_counter() - began
+                speedups[form] = self._form_speedup(kept, form)
             except ValueError as problem:
                 whys[form] = str(problem)
-                continue
-            if error > self.baseline.max_error:
-                whys[form] = f"its outputs differ by {error:.1e} of the largest output"
-            elif warm[form] > max(MAX_FIRST_RUN_RATIO * once, LONG_CALL_SECONDS):
-                whys[form] = f"a run takes {warm[form] / once:.1f} times as long as the original's"
-            elif (seconds := sample_seconds(partial(plan.run, feeds), 1)) > MAX_FORM_RATIO * once:
-                speedups[form] = once / seconds
-            else:
-                plans[form] = plan
-        calls = {name: partial(plan.run, feeds) for name, plan in plans.items()}
-        settle = settle_seconds(self.baseline.original.threads)
-        times = time_calls(calls, rounds=measurement_rounds(once, 11), min_seconds=0.3, settle=settle, warm=warm)
-        measured = {PlanForm(name): times_faster(times["before"], times[name]) for name in plans if name != "before"}
-        return speedups | measured, whys
+        return speedups, whys
+
+    def _form_speedup(self, kept: tuple[int, ...], form: PlanForm) -> float:
+        """Measure the speedup of *form* of *kept*; raises ValueError if it does not run or agree, or takes too long.
+
+        The plan, which is as large as the model or larger, is freed before another one is made.
+        """
+        once, feeds, plan = self.baseline.seconds, self.baseline.feeds, self._plan(form, kept)
+        began = perf_counter()
+        error = largest_error(self.baseline.want, plan.run(feeds))
+        warm = perf_counter() - began
+        if error > self.baseline.max_error:
+            raise ValueError(f"its outputs differ by {error:.1e} of the largest output")
+        if warm > max(MAX_FIRST_RUN_RATIO * once, LONG_CALL_SECONDS):
+            raise ValueError(f"a run takes {warm / once:.1f} times as long as the original's")
+        if (seconds := sample_seconds(partial(plan.run, feeds), 1)) > MAX_FORM_RATIO * once:
+            return once / seconds
+        return plan_speedup(self.baseline.original, plan, feeds, once, {"before": once, "after": warm})
 
     def _export(
         self,

@@ -56,7 +56,7 @@ LOOP_OPSET = 13
 
 def with_declared_sizes(model: Model) -> onnx.ModelProto:
     """Return the original of *model* with the declared dimensions of its inputs."""
-    proto = copy_message(model.original)
+    proto = model.original
     for value in proto.graph.input:
         if value.name not in model.dynamic:
             continue

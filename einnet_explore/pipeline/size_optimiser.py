@@ -41,6 +41,7 @@ from einnet_explore.pipeline.size_dispatch import with_declared_sizes
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, differences
 from einnet_explore.runtime.measurement import settle_seconds, time_calls
+from einnet_explore.runtime.onnx_weights import without_elements
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.executors import WorkExecutor
 from einnet_explore.support.wording import count_noun
@@ -131,7 +132,8 @@ class SizeOptimiser:
         self._stage = "proving which sizes run in chunks"
         plans = dict(zip(self.ranges.tuned, self.results, strict=False))
         model = self.results[0].model
-        original = build_plan(replace(model, original=with_declared_sizes(model)), {}, self.settings.threads)
+        any_size = without_elements(with_declared_sizes(model), model.original_weights)
+        original = build_plan(replace(model, original_proto=any_size), {}, self.settings.threads)
         found = OptimisedSizes(self.ranges, plans, original, {}, budget=self.budget or 0.0)
         if len(self.ranges.every) > len(plans):
             try:

@@ -83,9 +83,9 @@ def sample_values(model: Model, feeds: Sequence[Mapping[str, Array]], stop: floa
             record(name, array)
     outputs = {value.name for value in model.outputs}
     for names in _portions(model) if feeds else ():
-        proto = copy_message(model.proto)
+        proto = copy_message(model.graph_proto)
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
-        session = open_session(proto, 1, adjust=without_optimisations)
+        session = open_session(proto, 1, adjust=without_optimisations, weights=model.weights)
         for feed in feeds:
             for name, array in zip(names, run_session(session, names, feed, stop), strict=True):
                 record(name, array)

@@ -180,6 +180,9 @@ def load_c_kernel(kernel: Kernel, flags: tuple[str, ...] = C_FLAGS) -> CKernel:
 NATIVE = "-march=native"
 EOPERATOR_FLAGS = ("-O3", NATIVE, "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden")
 
+MAX_TEXT_BYTES = 1 << 18
+"""Bytes of the C source of an eOperator: unrolled loops make longer ones, which GCC compiles at 15 kB a second."""
+
 MAX_BLOCKS = 1 << 31
 """Blocks are counted in 32 bits."""
 
@@ -244,12 +247,15 @@ class NativeSource:
     def function(self) -> compiled.CompiledFunction:
         """The compiled function, from the cache directory where it is there.
 
-        Raises BackendError where there is no C compiler, or it refuses the text, and where the first run fails.
+        Raises NoKernel if the text exceeds ``MAX_TEXT_BYTES``, and BackendError where there is no C compiler, or it
+        refuses the text, and where the first run fails.
         """
         compiled.use_threads(self.threads)
         known = compiled.load_stored(self.key)
         if known is not None:
             return known
+        if (size := len(self.text)) > MAX_TEXT_BYTES:
+            raise NoKernel(f"no kernel in C: found a text of {size} bytes, expected at most {MAX_TEXT_BYTES}")
         types = ("uint16" if kind == "bfloat16" else kind for kind in self.dtypes)  # as DLPack takes it
         specs = list(zip(self.shapes, types, strict=True))
         return compiled.build_c(self.text, self.key, specs, EOPERATOR_FLAGS)

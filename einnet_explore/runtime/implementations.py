@@ -196,7 +196,7 @@ def _open_session(call: LibraryCall, fixed: Mapping[str, Array]) -> onnxruntime.
     shapes = {**dict(zip(call.reads, call.shapes, strict=True)), "y": call.shape}
     writer = FragmentWriter({**dict(zip(fed, _values(len(fed)), strict=True)), "y": "y"}, shapes, fixed)
     call.write(writer, "y")
-    return onnx_session(writer.model(fed, ["y"]), call.threads, waiting="sleep")
+    return onnx_session(writer.model(fed, ["y"]), call.threads, writer.weights, waiting="sleep")
 
 
 @dataclass(frozen=True, eq=False)
@@ -487,7 +487,7 @@ class BoundEquation:
         writer = FragmentWriter(names, shapes, fixed, types=types)
         if not implementation.write(writer, ""):
             return None
-        session = onnx_session(writer.model(tuple(fed), [""]), self.threads)
+        session = onnx_session(writer.model(tuple(fed), [""]), self.threads, writer.weights)
         return bind_session(session, {f"in {name}": array for name, array in fed.items()}, {"out": self.out})
 
 

@@ -7,16 +7,12 @@ it then share one session: no Python call, no copy, no second thread pool.  A no
 Such a library holds the kernels and the custom op, and ONNX Runtime loads it without this package.  Every kernel is
 compiled for several instruction sets.  The library chooses among them when it is registered, and reports a processor
 that fits none.  It exports ``RegisterCustomOps`` only.
-
-Large weights of kernels are kept in large pages, which sessions read in place: with 4 KiB pages, a kernel that reads
-megabytes of weights misses the TLB on every page, and hardware prefetching stops at every page boundary.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-import mmap
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,13 +28,14 @@ import numpy as np
 import onnx
 import onnxruntime
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from onnxruntime.capi import onnxruntime_pybind11_state
 
 from einnet_explore.ir import FLOAT32, Scope
 from einnet_explore.runtime import compiled
-from einnet_explore.runtime.arrays import Array
+from einnet_explore.runtime.arrays import Array, Arrays
 from einnet_explore.runtime.measurement import SPIN_SECONDS
+from einnet_explore.runtime.onnx_weights import NO_WEIGHTS, open_lent, weight_proto
 
 DOMAIN = "einnet"
 """The custom operator's."""
@@ -344,7 +341,7 @@ class FragmentWriter:
         return self.names.get(tensor, f"{self.prefix}{tensor}")
 
     def model(self, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto:
-        """A model of the written nodes with these inputs and outputs."""
+        """A model of the written nodes with these inputs and outputs; it declares the *weights*."""
 
         def infos(tensors: Sequence[str]) -> list[onnx.ValueInfoProto]:
             return [
@@ -353,7 +350,7 @@ class FragmentWriter:
             ]
 
         graph = helper.make_graph(
-            self.nodes, "program", infos(inputs), infos(outputs), [initializer(n, a) for n, a in self.weights.items()]
+            self.nodes, "program", infos(inputs), infos(outputs), [weight_proto(n, a) for n, a in self.weights.items()]
         )
         return helper.make_model(
             graph, opset_imports=[helper.make_opsetid("", OPSET), *opset_imports(self.nodes)], ir_version=IR_VERSION
@@ -388,11 +385,6 @@ def share_equal_weights(writers: Iterable[FragmentWriter]) -> None:
             node.input[:] = [same.get(name, name) for name in node.input]
 
 
-def initializer(name: str, array: Array) -> onnx.TensorProto:
-    """*array* as a weight."""
-    return numpy_helper.from_array(array, name)
-
-
 def opset_imports(nodes: Iterable[onnx.NodeProto]) -> list[onnx.OperatorSetIdProto]:
     """The operator sets that a model of *nodes* imports besides ONNX's."""
     return [helper.make_opsetid(DOMAIN, 1)] if any(node.domain == DOMAIN for node in nodes) else []
@@ -415,12 +407,14 @@ def session_options(threads: int, waiting: Waiting = "spin") -> onnxruntime.Sess
     return made
 
 
-def onnx_session(model: onnx.ModelProto, threads: int, waiting: Waiting = "spin") -> onnxruntime.InferenceSession:
-    """*model*, which may hold kernels, in ONNX Runtime."""
+def onnx_session(
+    model: onnx.ModelProto, threads: int, weights: Arrays = NO_WEIGHTS, waiting: Waiting = "spin"
+) -> onnxruntime.InferenceSession:
+    """*model*, which may hold kernels and declares *weights*, in ONNX Runtime."""
     options = session_options(threads, waiting)
     if opset_imports(model.graph.node):
         register_custom_ops(options)
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return open_lent(model, options, weights)
 
 
 def bind_session(
@@ -437,50 +431,3 @@ def bind_session(
         session.run_with_iobinding(binding)
 
     return call
-
-
-ARRAY_ALIGNMENT_BYTES = 64
-"""Bytes to which every array is aligned."""
-
-LARGE_PAGE_BYTES = 2 << 20
-"""Bytes of a large page; fewer weights are left where a session puts them."""
-
-
-def copy_to_large_pages(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Copies of *arrays*, one after the other in large pages if the system has them.
-
-    Returns nothing if they would not fill a page.
-    """
-    sizes = {
-        name: -(-array.nbytes // ARRAY_ALIGNMENT_BYTES) * ARRAY_ALIGNMENT_BYTES
-        for name, array in arrays.items()
-        if array.nbytes
-    }
-    if sum(sizes.values()) < LARGE_PAGE_BYTES:
-        return {}
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return {}
-    memory = mmap.mmap(
-        -1, sum(sizes.values()) + LARGE_PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    )  # shared has none
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    room = np.frombuffer(memory, np.uint8)
-    start = -room.ctypes.data % LARGE_PAGE_BYTES
-    out: dict[str, Array] = {}
-    for name, size in sizes.items():
-        array = arrays[name]
-        out[name] = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-        out[name][...] = array
-        start += size
-    return out
-
-
-def share_initializers(options: onnxruntime.SessionOptions, arrays: Mapping[str, Array]) -> list[onnxruntime.OrtValue]:
-    """Let a session with *options* read *arrays*, its initializers of these names, in place.
-
-    The result must live as long as the session.
-    """
-    values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
-    for name, value in values.items():
-        options.add_initializer(name, value)
-    return list(values.values())

@@ -24,7 +24,7 @@ from einnet_explore.codegen.language.values import type_of
 from einnet_explore.ir import Equation, Program, Scope, Tensor, tensors
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator
-from einnet_explore.runtime.arrays import ALIGNMENT, Array, aligned_empty, require_elements
+from einnet_explore.runtime.arrays import ALIGNMENT, Array, aligned, aligned_empty, require_elements
 from einnet_explore.runtime.implementations import (
     BoundEquation,
     Implementation,
@@ -43,6 +43,7 @@ from einnet_explore.runtime.onnx_fragment import (
     onnx_session,
     onnxruntime_message,
 )
+from einnet_explore.runtime.onnx_weights import LargePages
 from einnet_explore.support.errors import BackendError, Refused
 
 
@@ -326,7 +327,7 @@ class CompiledProgram:
         if writer is None:
             return None
         try:
-            return onnx_session(writer.model(inputs, outputs), self.threads)
+            return onnx_session(writer.model(inputs, outputs), self.threads, writer.weights)
         except ONNXRUNTIME_ERRORS as error:
             raise BackendError(f"ONNX Runtime refuses the program: {onnxruntime_message(error)}") from error
 
@@ -354,7 +355,8 @@ def compile_program(
     """Compile *program* for this CPU: its ``run(inputs)`` takes arrays by input name and returns those of the outputs.
 
     Arrays have the shapes and types of the program's tensors.  Nothing is derived or searched, as ``ee.optimize`` does.
-    Equations that only depend on *constants* (arrays by input name) are evaluated here, once.  An equation whose
+    Equations that only depend on *constants* (arrays by input name, which must not change later: those that are aligned
+    are not copied) are evaluated here, once.  An equation whose
     ``via`` is None is run as a matrix product where it is one and as a generated kernel otherwise; one that calls an
     operator needs that among *operators*.  *threads* share the work of each equation.  *choose* takes one
     of an equation's implementations.  Raises BackendError, which names the equation, where an engine refuses, where an
@@ -368,6 +370,7 @@ def compile_program(
     compiler = _Compiler(program, threads, constants or {}, operators, choose)
     for n in range(len(program.equations)):
         compiler.compile(n)
+    compiler.free_constants()
     contexts = ContextPool(
         tuple(compiler.steps), compiler.inputs, compiler.types, compiler.constants, program.outputs, threads
     )
@@ -394,8 +397,9 @@ class _Compiler:
         self.program, self.threads, self.operators, self.choose = program, threads, operators, choose
         self.inputs = {t.name: t.shape for t in program.inputs if t.name not in constants}
         self.types = {t.name: _numpy_type(t) for t in program.inputs}
+        self.pages = LargePages()
         self.constants = {
-            t.name: _copy_constant(t.name, t.shape, constants[t.name], self.types[t.name])
+            t.name: _aligned_constant(t.name, t.shape, constants[t.name], self.types[t.name])
             for t in program.inputs
             if t.name in constants
         }
@@ -414,19 +418,27 @@ class _Compiler:
         if missing := [t.name for t in tensors(scope) if t.name not in self.arrays]:
             raise BackendError(f"equation {name} reads {', '.join(missing)}, which nothing before it defines")
         dtype = _numpy_type(equation.tensor)
-        out = _allocate(f"equation {name}", scope.shape, dtype)
+        is_constant = all(t.name in self.constants for t in tensors(scope))
+        with _refuse_memory_error(f"equation {name}"):
+            out = self.pages.empty(scope.shape, dtype) if is_constant else aligned_empty(scope.shape, dtype)
         bound = BoundEquation(equation, self.arrays, out, self.threads, self.constants, self.views, self.operators)
         implementation = self._implementation(bound, self.program.equations[n + 1 :])
         self.engines[name] = implementation.engine
         if isinstance(implementation, ViewCall):
             out = self._view(bound, implementation)
         self.arrays[name] = out
-        if bound.is_constant:
+        if is_constant:
             if not isinstance(implementation, ViewCall):
                 _run_once(bound, implementation)
             self.constants[name], self.engines[name] = out, "constant"
         else:
             self.steps.append(ExecutionStep(name, scope.shape, dtype, implementation))
+
+    def free_constants(self) -> None:
+        """Drop the constants that no step reads: those of which others were made."""
+        read = {*self.program.outputs, *(name for step in self.steps for name in step.implementation.reads)}
+        for name in self.constants.keys() - read:
+            del self.constants[name]
 
     def _implementation(self, bound: BoundEquation, later: Sequence[Equation]) -> Implementation:
         equation = bound.equation
@@ -446,7 +458,8 @@ class _Compiler:
         shown = implementation.view(self.arrays)
         assert shown is not None
         if all(read in self.constants for read in implementation.reads) and not shown.flags.c_contiguous:
-            return _copy_constant(name, shown.shape, shown, shown.dtype)
+            with _refuse_memory_error(f"constant {name}"):
+                return self.pages.copy(shown)
         self.views[name] = bound.inlined
         return shown
 
@@ -460,13 +473,12 @@ def _allocate(what: str, shape: tuple[int, ...], dtype: np.dtype) -> Array:
         return aligned_empty(shape, dtype)
 
 
-def _copy_constant(name: str, shape: tuple[int, ...], given: npt.ArrayLike, dtype: np.dtype) -> Array:
+def _aligned_constant(name: str, shape: tuple[int, ...], given: npt.ArrayLike, dtype: np.dtype) -> Array:
     array = require_elements(name, np.asarray(given), dtype)
     if array.shape != shape:
         raise BackendError(f"constant {name} has shape {list(array.shape)}, expected {list(shape)}")
-    place = _allocate(f"constant {name}", shape, dtype)
-    np.copyto(place, array, casting="unsafe")
-    return place
+    with _refuse_memory_error(f"constant {name}"):
+        return aligned(array, dtype)
 
 
 def _run_once(bound: BoundEquation, implementation: Implementation) -> None:

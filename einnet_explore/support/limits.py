@@ -5,12 +5,13 @@ Processor time makes a search independent of other work on the machine.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ MIN_ALARM_SECONDS = 1e-3
 """A timer that is set to 0 never rings."""
 
 _STATM = Path("/proc/self/statm")
+
+_malloc_trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 @dataclass(slots=True)
@@ -85,6 +88,12 @@ def interrupt_after(seconds: float, what: str) -> Generator[None]:
         if left:  # an alarm of the caller goes on
             left -= perf_counter() - start
             signal.setitimer(signal.ITIMER_REAL, max(left, MIN_ALARM_SECONDS), interval)
+
+
+def return_free_memory() -> None:
+    """Return the memory that this process has freed to the system, which glibc keeps for later."""
+    if _malloc_trim is not None:
+        _malloc_trim(0)
 
 
 @dataclass(slots=True)

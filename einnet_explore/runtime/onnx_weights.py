@@ -1,0 +1,173 @@
+"""Weights of ONNX models apart from their graphs, which declare them without their elements.
+
+A declared weight is external data of no file.  Sessions are lent the array: nothing is serialised, parsed or copied,
+and operators read it in place, except those for which ONNX Runtime has a layout of its own.
+
+Weights of kernels lie in large pages: with 4 KiB pages, a kernel that reads megabytes of weights misses the TLB on
+every page, and hardware prefetching stops at every page boundary.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+from google.protobuf.message import Message  # type: ignore[import-untyped]
+from onnx import TensorProto, helper, numpy_helper
+
+from einnet_explore.runtime.arrays import ALIGNMENT, Array, Arrays, aligned, aligned_empty
+
+MIN_DECLARED_BYTES = 1 << 10
+"""Bytes of a weight from which on it is declared: fewer are written into the graph, where shape inference sees them."""
+
+NO_WEIGHTS: Arrays = MappingProxyType({})
+
+LENT = "lent"
+"""The location of weights that are lent to a session; there is no such file."""
+
+
+def weight_proto(name: str, array: Array) -> onnx.TensorProto:
+    """Return *array* as a weight of a graph: declared if ``is_lendable``, else with its elements."""
+    if not is_lendable(array):
+        return numpy_helper.from_array(array, name)
+    kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+    made = TensorProto(name=name, dims=array.shape, data_type=kind, data_location=TensorProto.EXTERNAL)
+    made.external_data.add(key="location", value=LENT)
+    return made
+
+
+def is_lendable(array: Array) -> bool:
+    """Return whether *array* is declared in graphs, and lent to sessions."""
+    return array.nbytes >= MIN_DECLARED_BYTES and array.dtype.kind in "fiub"
+
+
+def without_elements(proto: onnx.ModelProto, arrays: Arrays) -> onnx.ModelProto:
+    """Return a copy of *proto* that declares its weights, whose elements are *arrays*."""
+    bare = onnx.ModelProto()
+    _copy_fields(proto, bare, "graph")
+    _copy_fields(proto.graph, bare.graph, "initializer")
+    for tensor in proto.graph.initializer:
+        given = tensor.name in arrays and is_lendable(arrays[tensor.name])
+        bare.graph.initializer.append(weight_proto(tensor.name, arrays[tensor.name]) if given else tensor)
+    return bare
+
+
+def _copy_fields(source: Message, target: Message, but: str) -> None:
+    """Copy the fields of a protocol buffer *but* one: memory of a field that is cleared is kept until all is freed."""
+    for described, value in source.ListFields():
+        name = described.name
+        if name == but:
+            continue
+        if isinstance(value, Message):
+            getattr(target, name).CopyFrom(value)
+        elif isinstance(value, str | bytes | int | float):
+            setattr(target, name, value)
+        else:
+            getattr(target, name).extend(value)
+
+
+def with_elements(proto: onnx.ModelProto, arrays: Arrays) -> onnx.ModelProto:
+    """Return a copy of *proto* with the elements of the weights that it declares, which are *arrays*."""
+    whole = onnx.ModelProto()
+    whole.CopyFrom(proto)
+    for tensor in whole.graph.initializer:
+        if is_declared(tensor):
+            tensor.CopyFrom(numpy_helper.from_array(arrays[tensor.name], tensor.name))
+    return whole
+
+
+def content_bytes(proto: onnx.ModelProto, arrays: Arrays) -> int:
+    """Return the bytes of *proto* with the elements of the weights that it declares."""
+    return int(proto.ByteSize()) + sum(arrays[t.name].nbytes for t in proto.graph.initializer if is_declared(t))
+
+
+def is_declared(tensor: onnx.TensorProto) -> bool:
+    """Return whether *tensor*, a weight, has its elements elsewhere."""
+    return bool(tensor.data_location == TensorProto.EXTERNAL)
+
+
+def open_lent(
+    model: onnx.ModelProto | bytes | str, options: onnxruntime.SessionOptions, weights: Arrays
+) -> onnxruntime.InferenceSession:
+    """Open *model* (or its content, or path) with *options*, and lend it those of *weights* that it declares.
+
+    Weights that no operator reads in place are needed only here.  Raises an exception of ``ONNXRUNTIME_ERRORS``.
+    """
+    if not isinstance(model, onnx.ModelProto):
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    lent = {
+        tensor.name: onnxruntime.OrtValue.ortvalue_from_numpy(aligned(array := weights[tensor.name], array.dtype))
+        for tensor in model.graph.initializer
+        if is_declared(tensor)
+    }
+    options.add_external_initializers([*lent], [*lent.values()])  # copied
+    copied = {name for node in model.graph.node if node.op_type in _COPYING_OPERATORS for name in node.input}
+    others = {name for node in model.graph.node if node.op_type not in _COPYING_OPERATORS for name in node.input}
+    in_place = {name: value for name, value in lent.items() if name in others or name not in copied}
+    for name, value in in_place.items():
+        options.add_initializer(name, value)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session.lent_weights = in_place  # it knows addresses only
+    return session
+
+
+_COPYING_OPERATORS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+"""Operators for whose weights ONNX Runtime has layouts of its own: the array is not needed after that."""
+
+
+LARGE_PAGE_BYTES = 2 << 20
+"""Bytes of a large page."""
+
+
+@dataclass
+class LargePages:
+    """Memory in large pages for arrays that live about as long: small ones share a page.
+
+    Pages are freed with the last of their arrays.
+    """
+
+    _rest: Array = field(default_factory=lambda: np.empty(0, np.uint8))
+    """The unused bytes of the last pages."""
+
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """Return an uninitialised array that begins at a multiple of ``ALIGNMENT``, if the system has large pages."""
+        kind = np.dtype(dtype)
+        size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        if not hasattr(mmap, "MADV_HUGEPAGE"):
+            return aligned_empty(shape, kind)
+        room = self._rest if size <= self._rest.size else _new_pages(size)
+        rest = room[-(-size // ALIGNMENT) * ALIGNMENT :]
+        if room is self._rest or rest.size > self._rest.size:
+            self._rest = rest
+        return room[:size].view(kind).reshape(shape)
+
+    def copy(self, array: Array) -> Array:
+        """Return a copy of *array*; strings are copied elsewhere."""
+        if array.dtype.hasobject:
+            return array.copy()
+        made = self.empty(array.shape, array.dtype)
+        made[...] = array
+        return made
+
+
+def _new_pages(size: int) -> Array:
+    """Return *size* bytes, rounded up to whole large pages."""
+    whole = -(-size // LARGE_PAGE_BYTES) * LARGE_PAGE_BYTES
+    memory = mmap.mmap(-1, whole + LARGE_PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared has none
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    room = np.frombuffer(memory, np.uint8)
+    start = -room.ctypes.data % LARGE_PAGE_BYTES
+    return room[start : start + whole]
+
+
+def lies_in_large_pages(array: Array) -> bool:
+    """Return whether *array* is one of a ``LargePages``, or a view of one."""
+    owner: object = array
+    while hasattr(owner, "base"):  # also the owners of strided views, which are no arrays
+        owner = owner.base
+    return isinstance(owner, memoryview) and isinstance(owner.obj, mmap.mmap)
