@@ -56,7 +56,7 @@ def _index(index: Index, own: dict[Iterator, str]) -> str:
     return "+".join((*sorted(parts), str(index.const)))
 
 
-C_KERNEL_VERSION = 5
+C_KERNEL_VERSION = 6
 """Kernels in C: the fused ones, regions, transposed tiles, and the function around them."""
 
 SCHEDULE_VERSION = 33
@@ -65,13 +65,13 @@ SCHEDULE_VERSION = 33
 TILED_KERNEL_VERSION = 5
 """Tiled contractions."""
 
-INTEGER_PRODUCT_VERSION = 3
+INTEGER_PRODUCT_VERSION = 4
 """Products of bytes, with epilogues."""
 
 TILE_CHOICE_VERSION = 2
 """Which tile ``best_tile`` chooses for a contraction."""
 
-SEARCH_VERSION = 15
+SEARCH_VERSION = 16
 """What a search finds, and how its candidates are tuned and selected."""
 
 
