@@ -306,6 +306,21 @@ def test_convolutions_of_bytes_are_exact(left: str, right: str, size: int, step:
 
 
 @pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
+@pytest.mark.parametrize(("kind", "value", "skips"), [("uint8", 0, True), ("uint8", 3, False), ("int8", 0, False)])
+def test_products_of_padding_are_skipped_where_they_are_zero(kind: str, value: int, skips: bool) -> None:
+    """Signed rows of a product with signed columns are stored with another zero."""
+    program = ee.parse(
+        f"tensor X[2, 5, 9, 7] {kind} pad [0, 0, 2, 1] value {value}\ntensor K[9, 5, 5, 3] int8 weight\n"
+        "Y[n:2, f:9, h:9, w:7] = sum[c:5, r:5, s:3] X[n, c, h+r-2, w+s-1] * K[f, c, r, s]"
+    )
+    given = {t.name: numbers(*t.shape, dtype=t.dtype) for t in program.inputs}
+    kernel = integer_products.integer_product(program.equations[0].scope, ("K",), {})
+    assert kernel is not None and bool(kernel.spans) is skips
+    made = compile_program(program, constants={"K": given["K"]})
+    np.testing.assert_array_equal(made.run({"X": given["X"]})["Y"], evaluate(program, given)["Y"])
+
+
+@pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
 def test_a_view_with_padding_is_read_in_place() -> None:
     program = ee.parse(
         "tensor X[6, 5, 7] int8\ntensor K[4, 6, 3, 3] int8 weight\n"

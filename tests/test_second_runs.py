@@ -23,6 +23,7 @@ from einnet_explore.pipeline.selection import (
     FORWARD_SELECTION_SECONDS,
     MAX_CONTENDERS,
     MAX_ELIMINATION_TRIALS,
+    MAX_SINGLE_TRIALS,
     eliminate_unprofitable,
     forward_selection,
 )
@@ -266,6 +267,16 @@ def test_remaining_parts_are_tried_together_when_time_is_short() -> None:
     assert trials(FORWARD_SELECTION_SECONDS / 5, 6, 1) == [(0,), (1,), (2,), (3, 4, 5), (6,)]
     assert trials(2 * FORWARD_SELECTION_SECONDS, 6, 1) == [(0,), (1, 2, 3, 4, 5), (6,)]
     assert trials(1e-9, 6, 1) == [(n,) for n in range(7)]
+
+
+@pytest.mark.usefixtures("paired")
+def test_many_parts_are_tried_together_first_and_then_one_by_one() -> None:
+    count = MAX_SINGLE_TRIALS + 2
+    everything = tuple(range(count))
+    assert trials(1e-9, count, 1) == [everything, (count,)]
+    costly = Plans(lambda kept: 1.0 - len(kept) / 100 + (count - 1 in kept), number=1.0)
+    kept, *_ = forward_selection(against(costly([])), costly, [(n,) for n in everything], clock=costly.clock)
+    assert costly.made[1:4] == [everything, (0,), (0, 1)] and kept == [*range(MAX_SINGLE_TRIALS)]
 
 
 @pytest.mark.usefixtures("paired")

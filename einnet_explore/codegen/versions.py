@@ -65,7 +65,7 @@ SCHEDULE_VERSION = 34
 TILED_KERNEL_VERSION = 6
 """Tiled contractions."""
 
-INTEGER_PRODUCT_VERSION = 3
+INTEGER_PRODUCT_VERSION = 4
 """Products of bytes, with epilogues."""
 
 TILE_CHOICE_VERSION = 2

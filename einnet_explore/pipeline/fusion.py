@@ -196,6 +196,9 @@ def _fuse_pair(derivation: Derivation, source: Equation, reader: Equation) -> De
         raise Refused(f"{reader.name} is a view, it computes nothing")
     if match_integer_product(source.scope) is not None:
         raise Refused(f"{source.name} multiplies bytes: compilation measures whether {reader.name} is its epilogue")
+    products = {e.name for e in derivation.end.equations if match_integer_product(e.scope) is not None}
+    if all(products.intersection(tensor_names(e.scope)) for e in (source, reader)):
+        raise Refused(f"{source.name} and {reader.name} read products of bytes, which have an epilogue each")
     check_no_recomputation(source, reader)
     longer = apply_rule(derivation, EXPRESSION_FUSION, reader.name, Intermediate(source.name))
     return generate_equation(merge_scopes(longer, reader.name), reader.name)

@@ -1,6 +1,7 @@
 """Selection by measurements of the whole model: the derived subprograms, the form of the plan, the exported file.
 
-* Forward selection: derived subprograms join the plan one by one, and stay if they make it faster.
+* Forward selection: derived subprograms join the plan one by one, and stay if they make it faster.  Many join it
+  together first, since conversions between replaced and other subprograms vanish only then.
 * Backward elimination: subprograms without which the plan is faster are removed.  Forward selection measures each
   subprogram only with those before it.  It may slow down the final plan if it is joined with later ones, or if its
   original was slow only *in isolation*.
@@ -60,7 +61,7 @@ MIN_PART_SPEEDUP = 1.005
 """Speedup of the whole model that a group of equal subprograms has to bring."""
 
 MAX_SINGLE_TRIALS = 8
-"""Groups that are tried one by one; those that gain less are tried together."""
+"""Groups that are tried one by one; those that gain less are tried together, and more groups all together first."""
 
 MAX_CONTENDERS = 4
 """Groups of contenders, which nearly won by themselves, that are tried one by one in the whole model."""
@@ -129,9 +130,12 @@ def _trial_order(
     """Yield *winners*, the last of them together, then *contenders*, then both again, until it is *late*; then all.
 
     Among many operators with a layout of their own, which another runtime prefers, a few others only pay together.  So
-    all are tried, however late it is.
+    all are tried, however late it is, and many winners are tried together first: what of them costs more than it saves
+    is left to backward elimination.
     """
     again: list[tuple[int, ...]] = []
+    if len(winners) > MAX_SINGLE_TRIALS:
+        yield tuple(chain.from_iterable(winners))
     for n, group in enumerate(winners):
         last = n == MAX_SINGLE_TRIALS or late()
         again.append(tuple(chain.from_iterable(winners[n:])) if last else group)

@@ -12,6 +12,8 @@
  *
  *     sum p_a p_b - ROW_LOW sum p_b - COLUMN_LOW sum p_a = sum a b    (one of both is 0)
  *
+ * Steps at which all rows of a tile are padding of value 0 are skipped.
+ *
  * The sums of a block of rows and a panel stay in the cache until `finish` has turned them into results.
  */
 #include <stdint.h>
@@ -21,7 +23,7 @@
 #define VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"), noinline))
 #endif
 
-enum { VECTOR = 16, VECTORS = COLUMNS / VECTOR, TILE = VECTORS > 3 ? 6 : 8, BLOCK = 48, GROUP = 4, HALF = 32,
+enum { VECTOR = 16, VECTORS = COLUMNS / VECTOR, BLOCK = 48, GROUP = 4, HALF = 32,
        GROUPS = LENGTH / GROUP, PANELS = (N + COLUMNS - 1) / COLUMNS, BLOCKS = (M + BLOCK - 1) / BLOCK,
        PLAIN = 7, HEADER = 24, CPU = 1, BYTES = 1 };
 /* Values of ROW_MODE. */
@@ -87,11 +89,34 @@ static void pack_row(const Call *c, int n, int i)
 #endif
 
 #if ROW_MODE == INTERLEAVED
+#if SPREAD == 4 && defined VNNI
+/* Copy a line of four planes, 64 elements of each at a time: dwords are moved such that interleaving inside quarters of
+ * a vector leaves 16 groups of four in a vector. */
+VNNI static void interleave_by_vnni(const uint8_t *const *plane, uint8_t *out)
+{
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i flip = _mm512_set1_epi8((char)ROW_FLIP);
+    for (int w = 0; w < LINE; w += 64) {
+        const int rest = LINE - w;
+        const __mmask64 taken = rest < 64 ? ((__mmask64)1 << rest) - 1 : ~(__mmask64)0;
+        __m512i x[4];
+        for (int t = 0; t < 4; t++)
+            x[t] = _mm512_permutexvar_epi32(order, _mm512_maskz_loadu_epi8(taken, plane[t] + w) ^ flip);
+        const __m512i low[2] = {_mm512_unpacklo_epi8(x[0], x[1]), _mm512_unpacklo_epi8(x[2], x[3])};
+        const __m512i high[2] = {_mm512_unpackhi_epi8(x[0], x[1]), _mm512_unpackhi_epi8(x[2], x[3])};
+        const __m512i four[4] = {_mm512_unpacklo_epi16(low[0], low[1]), _mm512_unpackhi_epi16(low[0], low[1]),
+                                 _mm512_unpacklo_epi16(high[0], high[1]), _mm512_unpackhi_epi16(high[0], high[1])};
+        for (int v = 0; v < 4; v++)
+            _mm512_mask_storeu_epi32(out + (w + 16 * v) * 4, (__mmask16)(taken >> 16 * v), four[v]);
+    }
+}
+#endif
 /* Copy lines of the operand [OUTER][PLANES][INNER, LINE], SPREAD planes at a time, into [OUTER padded][PLANES / SPREAD]
  * [INNER, LINE padded][SPREAD].  Planes beyond the last one are multiplied by 0. */
-static void copy_lines(const uint8_t *from, uint8_t *to, int64_t first, int64_t stop)
+static void copy_lines(const uint8_t *from, uint8_t *to, int64_t first, int64_t stop, int wide)
 {
     enum { GROUPED = (PLANES + SPREAD - 1) / SPREAD };
+    (void)wide;
     for (int64_t i = first; i < stop; i++) {
         const int64_t inner = i % INNER, group = i / INNER % GROUPED, outer = i / INNER / GROUPED;
         const uint8_t *line = from + ((outer * PLANES + group * SPREAD) * INNER + inner) * LINE;
@@ -102,6 +127,12 @@ static void copy_lines(const uint8_t *from, uint8_t *to, int64_t first, int64_t 
         const uint8_t *plane[SPREAD];
         for (int64_t t = 0; t < SPREAD; t++)
             plane[t] = line + (group * SPREAD + t < PLANES ? t : PLANES - 1 - group * SPREAD) * INNER * LINE;
+#ifdef VNNI
+        if (wide) {
+            interleave_by_vnni(plane, out);
+            continue;
+        }
+#endif
         for (int w = 0; w < LINE; w++) {
             const uint32_t x = ((uint32_t)plane[0][w] | (uint32_t)plane[1][w] << 8 | (uint32_t)plane[2][w] << 16 |
                                 (uint32_t)plane[3][w] << 24) ^ ROW_FLIP * 0x01010101u;
@@ -134,14 +165,15 @@ static void pack_panel(const uint8_t *b, const int32_t *at, const int32_t *step,
         }
 }
 
-/* The sums of `count` rows of a block and one panel. */
-static void tile(const uint8_t *const *row, int count, const int32_t *step, const Column *panel, int32_t *sums)
+/* The sums of `count` rows of a block and one panel, over steps from `first` to `stop`: other factors are 0. */
+static void tile(const uint8_t *const *row, int count, const int32_t *step, const Column *panel, int32_t *sums,
+                 int first, int stop)
 {
     (void)step;
     for (int r = 0; r < count; r++) {
         int32_t *own = sums + r * COLUMNS;
         memset(own, 0, COLUMNS * sizeof *own);
-        for (int g = 0; g < GROUPS; g++)
+        for (int g = first; g < stop; g++)
             for (int c = 0; c < COLUMNS; c++)
                 for (int t = 0; t < GROUP; t++)
                     own[c] += (int32_t)((const Row *)row[r])[STEP(g) + t] * panel[(g * COLUMNS + c) * GROUP + t];
@@ -153,7 +185,7 @@ static void tile(const uint8_t *const *row, int count, const int32_t *step, cons
 
 /* `count`, a constant, rows. */
 INLINE void rows_by_vnni(const uint8_t *const *row, const int count, const int32_t *step, const Column *panel,
-                         int32_t *sums)
+                         int32_t *sums, int first, int stop)
 {
     __m512i total[TILE][VECTORS];
     (void)step;
@@ -162,7 +194,7 @@ INLINE void rows_by_vnni(const uint8_t *const *row, const int count, const int32
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) total[r][v] = _mm512_setzero_si512();
 #pragma GCC unroll 1
-    for (int g = 0; g < GROUPS; g++) {
+    for (int g = first; g < stop; g++) {
         __m512i column[VECTORS];
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) column[v] = _mm512_loadu_si512(panel + (g * VECTORS + v) * VECTOR * GROUP);
@@ -183,18 +215,18 @@ INLINE void rows_by_vnni(const uint8_t *const *row, const int count, const int32
 }
 
 VNNI static void tile_by_vnni(const uint8_t *const *row, int count, const int32_t *step, const Column *panel,
-                              int32_t *sums)
+                              int32_t *sums, int first, int stop)
 {
     switch (count) {
-    case 1: rows_by_vnni(row, 1, step, panel, sums); break;
-    case 2: rows_by_vnni(row, 2, step, panel, sums); break;
-    case 3: rows_by_vnni(row, 3, step, panel, sums); break;
-    case 4: rows_by_vnni(row, 4, step, panel, sums); break;
-    case 5: rows_by_vnni(row, 5, step, panel, sums); break;
-    case 6: rows_by_vnni(row, 6, step, panel, sums); break;
+    case 1: rows_by_vnni(row, 1, step, panel, sums, first, stop); break;
+    case 2: rows_by_vnni(row, 2, step, panel, sums, first, stop); break;
+    case 3: rows_by_vnni(row, 3, step, panel, sums, first, stop); break;
+    case 4: rows_by_vnni(row, 4, step, panel, sums, first, stop); break;
+    case 5: rows_by_vnni(row, 5, step, panel, sums, first, stop); break;
+    case 6: rows_by_vnni(row, 6, step, panel, sums, first, stop); break;
 #if COLUMNS <= 48
-    case 7: rows_by_vnni(row, 7, step, panel, sums); break;
-    case 8: rows_by_vnni(row, 8, step, panel, sums); break;
+    case 7: rows_by_vnni(row, 7, step, panel, sums, first, stop); break;
+    case 8: rows_by_vnni(row, 8, step, panel, sums, first, stop); break;
 #endif
     }
 }
@@ -368,13 +400,18 @@ static void multiply(const Call *c, int n, int p, int first, int stop, Column *p
         for (int r = 0; r < rows; r += TILE) {
             const uint8_t *row[TILE];
             const int count = rows - r < TILE ? rows - r : TILE;
+#if SKIPS
+            const int from = (int)FIRST_STEPS[(i + r) / TILE], to = (int)STOP_STEPS[(i + r) / TILE];
+#else
+            const int from = 0, to = GROUPS;
+#endif
             for (int k = 0; k < count; k++) row[k] = row_of(c, PRODUCTS_A[n], i + r + k);
 #ifdef VNNI
             (c->wide ? tile_by_vnni : tile)
 #else
             tile
 #endif
-                (row, count, c->row_step, ready, made + r * COLUMNS);
+                (row, count, c->row_step, ready, made + r * COLUMNS, from, to);
         }
         correct(c, PRODUCTS_A[n], i, rows, sums, made);
         results(c, n, i, rows, j, columns, made);
@@ -387,7 +424,7 @@ static int pack_some(int task, Group *group, void *given)
     const Call *call = given;
 #if ROW_MODE == INTERLEAVED
     const int64_t total = (int64_t)LINES;
-    copy_lines(call->a, call->copy, total * task / group->tasks, total * (task + 1) / group->tasks);
+    copy_lines(call->a, call->copy, total * task / group->tasks, total * (task + 1) / group->tasks, call->wide);
 #else
     const int64_t total = (int64_t)ALL_A * M, stop = total * (task + 1) / group->tasks;
     for (int64_t i = total * task / group->tasks; i < stop; i++) pack_row(call, (int)(i / M), (int)(i % M));

@@ -214,6 +214,8 @@ class IntegerProduct(CompiledText):
     epilogue: ProductEpilogue
     copy: LineCopy | None = None
     threads: int = 1
+    spans: tuple[tuple[int, int], ...] = ()
+    """The steps of four factors, from the first to the last, at which each row may read elements; all if empty."""
     compiler = "C"
 
     @property
@@ -249,6 +251,11 @@ class IntegerProduct(CompiledText):
         n = len(self.columns.outer)
         vectors = (4, 3, 2, 1) if self.columns.tensor in self.packed else (4, 2)
         return _LANES * min(vectors, key=lambda v: -(-n // (_LANES * v)) * v)
+
+    @property
+    def tile(self) -> int:
+        """Rows that are multiplied together, such that the sums stay in registers."""
+        return 6 if self.width > 3 * _LANES else 8
 
     def _pack(self, operand: ProductOperand, array: Array) -> tuple[Array, Array]:
         """The elements of a constant *operand* in the layout of the kernel, and their sums."""
@@ -293,6 +300,11 @@ class IntegerProduct(CompiledText):
     def _flips(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """The flipped bit and the number that it adds, of rows and of columns; at most one operand is flipped."""
         return _flips(self.rows.is_signed, self.columns.is_signed, self.rows.tensor in self.packed)
+
+    @property
+    def row_flip(self) -> int:
+        """The flipped bit of rows."""
+        return self._flips[0][0]
 
     @property
     def _unsigned_columns(self) -> bool:
@@ -348,13 +360,18 @@ class IntegerProduct(CompiledText):
             "COPY_SIZE": len(rows.starts) * len(rows.outer) * self.length if self.mode == RowMode.GATHERED else 0,
             "FILLED": 0,
             "FILL": 0,
+            "TILE": self.tile,
+            "SKIPS": int(bool(self.spans)),
         }
+        tiles = [self.spans[n : n + self.tile] for n in range(0, len(self.spans), self.tile)]
         tables: dict[str, Iterable[int]] = {
             "MATRICES_A": rows.starts,
             "MATRICES_B": columns.starts,
             "PRODUCTS_A": rows.numbers,
             "PRODUCTS_B": columns.numbers,
             "PRODUCTS_Y": self.places,
+            "FIRST_STEPS": [min(first for first, _ in rows_of_tile) for rows_of_tile in tiles] or [0],
+            "STOP_STEPS": [max(stop for _, stop in rows_of_tile) for rows_of_tile in tiles] or [0],
             "ALIGNED_INPUTS": [*map(self.epilogue.inputs.index, self._aligned)] or [0],
         }
         if (copy := self.copy) is not None:
@@ -457,6 +474,26 @@ class OperandRead:
         """The places of the points of *order*; -1 after the last *together* of them to a multiple of 4."""
         found = offsets(self.by, order).reshape(-1, together)
         return np.pad(found, ((0, 0), (0, -together % _GROUP)), constant_values=-1).reshape(-1)
+
+    def spans(self, rows: Sequence[Iterator], order: Sequence[Iterator], together: int) -> tuple[tuple[int, int], ...]:
+        """The first step of four points of *order*, and the one after the last, at which each of *rows* may read.
+
+        At other steps it only reads padding.  Steps are those of ``steps``; nothing is returned where none is left out.
+        """
+        count = prod(x.extent for x in rows)
+        first = np.zeros(count, np.int64)
+        stop = np.full(count, len(self.steps(order, together)) // _GROUP)
+        for i, (lo, hi), pads in zip(self.access.index, self.access.source.box, self.pads, strict=True):
+            if any(pads) and {*i.iterators} <= {*rows, *order}:
+                by = {x: i.coefficient(x) for x in i.iterators}
+                at = offsets(by, order).reshape(-1, together)
+                fours = np.pad(at, ((0, 0), (0, -together % _GROUP)), mode="edge").reshape(-1, _GROUP)
+                starts, place = np.unique(offsets(by, rows) + i.evaluate(lambda x: x.lo), return_inverse=True)
+                inside = ((starts[:, None, None] + fours >= lo) & (starts[:, None, None] + fours < hi)).any(-1)
+                first = np.maximum(first, np.where(inside.any(1), inside.argmax(1), inside.shape[1])[place])
+                stop = np.minimum(stop, (inside.shape[1] - inside[:, ::-1].argmax(1))[place])
+        whole = not first.any() and (stop == stop.max()).all()
+        return () if whole else tuple(zip(map(int, first), map(int, np.maximum(first, stop)), strict=True))
 
     def is_grouped(self, y: Iterator) -> bool:
         """Whether four steps of *y* are next to one another in the operand."""
@@ -641,7 +678,7 @@ def _oriented(
     at = (sum(n * places[x] for n, x in zip(point, batch, strict=True)) for point in points(batch))
     finish = ProductEpilogue(replace(core, summations=()), epilogue, batch, rows, columns, views)
     finish.check()
-    return IntegerProduct(
+    made = IntegerProduct(
         scope,
         left,
         right,
@@ -654,6 +691,8 @@ def _oriented(
         copy.made if copy else None,
         threads,
     )
+    is_zero = left.value == 0 and made.row_flip == 0
+    return replace(made, spans=a.spans(rows, order, together)) if left.pads and is_zero else made
 
 
 def _row_steps(

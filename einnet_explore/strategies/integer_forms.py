@@ -28,8 +28,8 @@ from contextlib import suppress
 from itertools import chain
 from math import prod
 
-from einnet_explore.analysis.equations import equation_number, find_equation, readers, weight_only
-from einnet_explore.analysis.products import is_multilinear, multiplies_bytes, reads_weights
+from einnet_explore.analysis.equations import constant_tensors, equation_number, find_equation, readers, weight_only
+from einnet_explore.analysis.products import is_multilinear, multiplies_bytes
 from einnet_explore.ir import (
     ELEMENT_TYPES,
     Access,
@@ -37,6 +37,7 @@ from einnet_explore.ir import (
     Path,
     Program,
     Scope,
+    Tensor,
     accesses,
     element_type,
     scopes,
@@ -208,10 +209,11 @@ def _quotients(program: Program, at: Path) -> Generator[Match[object]]:
 
 
 def _with_known_parts(derivation: Derivation, name: str) -> Derivation:
-    """Return *derivation* with the quotients of weights in the equation called *name* as expressions."""
-    at = (equation_number(derivation.end, name),)
+    """Return *derivation* with the products and quotients of weights in the equation *name* as expressions."""
+    at, known = (equation_number(derivation.end, name),), constant_tensors(derivation.end)
     for extraction in PART_EXTRACTION.matches(derivation.end, at):
         part = tuple(walk_scalar(derivation.end.scope_at(at).body))[extraction.params.part]
-        if isinstance(part, Apply) and part.op == "/" and reads_weights(part) and accesses(part):
+        read = {a.source.name if isinstance(a.source, Tensor) else "" for a in accesses(part)}
+        if isinstance(part, Apply) and part.op in ("*", "/") and read and read <= known:
             return _with_known_parts(derivation.then(extraction), name)
     return derivation

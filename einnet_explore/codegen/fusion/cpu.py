@@ -344,8 +344,8 @@ class LaneWriter(LoopWriter):
 
         def body(f: EmissionState, lane: Expr) -> list[Statement]:
             f, made = self.values(f, stage.heads)
-            kept = (s.name for s in stage.heads if s.name in read)
-            return [*made, *(Store(self.rows[m], lane, f.values[m]) for m in kept)]
+            kept = [(self.rows[s.name], f.values[s.name]) for s in stage.heads if s.name in read]
+            return [*made, *(Store(held, lane, cast(held.kind, value)) for held, value in kept)]
 
         return [*out, *self._with_rows(row, known).loop(self, frame, body)]
 

@@ -276,6 +276,11 @@ class EmissionState:
         """Return the type in which the value *name* is computed."""
         return self.flat.fused.type_of(name, self.kind).computed
 
+    def held_kind(self, step: FusedStep) -> Type:
+        """Return the type of a variable with the value of *step*: that of memory if this holds a number's integers."""
+        types = self.flat.fused.type_of(step.name, self.kind)
+        return types.stored if step.stores and types.stored.integer and not types.computed.integer else types.computed
+
     def scalar(self, step: FusedStep) -> Expr:
         """Return the body of *step* at this point."""
         kind = self.kind_of(step.name)
@@ -403,8 +408,8 @@ class LoopWriter:
         """Return element-wise values at this point as variables; *kept* transforms their stores to memory."""
         out: list[Statement] = []
         for step in steps:
-            var = self.var(step.name, frame.kind_of(step.name))
-            out.append(Declare(var, frame.guarded(step, frame.scalar(step))))
+            var = self.var(step.name, frame.held_kind(step))
+            out.append(Declare(var, cast(var.kind, frame.guarded(step, frame.scalar(step)))))
             frame = frame.holding({step.name: var})
             if step.stores:
                 out.append(kept(frame.store(step, var)))

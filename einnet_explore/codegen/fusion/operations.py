@@ -81,11 +81,23 @@ def typed_program(program: Program) -> TypedProgram:
     lifted, results = lift_scopes(replace(program, equations=equations)), program.names()
     types = {t.name: ValueType(arithmetic_type(t.dtype), type_of(t.dtype)) for t in program.inputs}
     for equation in lifted.equations:
+        # A cast may read a nested scope.
         is_nested = equation.name not in results and equation.scope not in integers
-        computed = type_of(computing_type(equation.scope, wraps=is_nested))  # a cast may read a nested scope
+        computed = _extremum_type(equation.scope) or type_of(computing_type(equation.scope, wraps=is_nested))
         stored = type_of(element_type(equation.scope)) if equation.name in results else computed
         types[equation.name] = ValueType(computed, stored)
     return TypedProgram(lifted, types, {})
+
+
+def _extremum_type(scope: Scope) -> Type | None:
+    """Return the type of the integers whose maximum or minimum *scope* is: more narrow ones fit into a vector."""
+    parts = [part for part in walk_scalar(scope.body) if not isinstance(part, Access)]
+    kinds = {scalar_type(access) for access in accesses(scope.body)} | {element_type(scope)}
+    joined = all(isinstance(part, Apply) and part.op in ("maximum", "minimum") for part in parts)
+    if not parts or not joined or len(kinds) > 1 or scope.summations:
+        return None
+    kind = type_of(kinds.pop())
+    return kind if kind.integer else None
 
 
 def _with_integers_apart(scope: Scope, found: set[Scope]) -> Scope:

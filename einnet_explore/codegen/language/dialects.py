@@ -311,6 +311,33 @@ It is the correctly rounded one, except for a few pairs of numbers, where it dif
 and Raina 2004); a division takes five times as long.
 """
 
+NEAREST_INTEGER_SOURCE = """int nearest_integer(float x, int shift, int low, int high) {
+#if defined(__GNUC__) && !defined(__clang__)
+#define NEAREST(x) __builtin_irintf(x)
+#else
+#define NEAREST(x) (int)rintf(x)
+#endif
+    const int near = NEAREST(x < (float)(high - shift) ? x : (float)(high - shift)), least = low - shift;
+    return (near > least ? near : least) + shift;
+}"""
+"""The C dialect's integer from *low* to *high* that is nearest to *x*, plus *shift*.
+
+One instruction rounds and converts vectors; numbers below all integers become the least one.
+"""
+
+
+def _shifted_rounding(e: Expr) -> tuple[Expr, float] | None:
+    """Return (x, n) if *e* is x of float32, rounded, plus an integer n; else None."""
+    match e:
+        case Call("round", (x,)) if x.type == F32:
+            return x, 0.0
+        case Binary("+", Literal(n), Call("round", (x,))) | Binary("+", Call("round", (x,)), Literal(n)) if (
+            x.type == F32 and n == int(n)
+        ):
+            return x, n
+    return None
+
+
 C_SOURCES = {"exp": EXP_SOURCE, "tanh": TANH_SOURCE}
 """Functions of float32 that the C dialect defines."""
 
@@ -554,6 +581,12 @@ class ExpressionPrinter:
                 return f"{self.expr(left, inner)} {op} {self.expr(right, max(inner, binds + 1))}", binds
             case Cast(kind, LaunchIndex(of, dim)) if self.dialect is not C and kind.integer:
                 return f"({self.dialect.spell(kind)}){self.dialect.ids[of][dim]}", UNARY_PRECEDENCE
+            case Cast(kind, Call("minimum", (Call("maximum", (x, Literal(low))), Literal(high)))) if (
+                self.dialect is C and kind.integer and kind.bits <= 16 and (whole := _shifted_rounding(x)) is not None
+            ):
+                name = self._helper("nearest_integer", NEAREST_INTEGER_SOURCE)
+                ends = ", ".join(f"{n:.0f}" for n in (whole[1], low, high))
+                return f"({self.dialect.spell(kind)}){name}({self.expr(whole[0])}, {ends})", UNARY_PRECEDENCE
             case Cast(kind, arg):
                 if kind == BOOL:
                     return f"{self.expr(arg, 7)} != 0", _PRECEDENCE["!="]
