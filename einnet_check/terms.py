@@ -417,8 +417,8 @@ class Space:
                 twice = self.applied("sigmoid", [tuple((2 * k, f) for k, f in a)])
                 return self.applied("+", [tuple((2 * k, f) for k, f in twice), constant(Fraction(-1))])
             case "pow", [a, ((Fraction(denominator=1) as k, ()),)] if abs(k) <= POWER:
-                power = self.product(a for _ in range(abs(int(k))))
-                return power if k > 0 else self.applied("/", [constant(Fraction(1)), power])
+                made = self.product(a for _ in range(abs(int(k))))
+                return made if k > 0 else self.applied("/", [constant(Fraction(1)), made])
             case "pow", [_, ()]:
                 return constant(Fraction(1))
             case "pow", [a, ((k, ()),)] if abs(k) == Fraction(1, 2):
