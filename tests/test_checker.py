@@ -254,7 +254,7 @@ def test_replaying_says_what_no_longer_holds(record: dict[str, Any]) -> None:
         return str(caught.value)
 
     assert why(rule="Rule9").startswith(
-        "R.json: $.steps[0].rule: found 'Rule9', expected one of 41 known rules; a rule of "
+        "R.json: $.steps[0].rule: found 'Rule9', expected one of 42 known rules; a rule of "
     )
     assert why(at="7").startswith("R.json: $.steps[0]: summation_splitting at 7: ")
     assert "now results in another program" in why(after=record["start"])

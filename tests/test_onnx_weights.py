@@ -72,6 +72,20 @@ def test_session_reads_a_declared_weight_in_place() -> None:
     np.testing.assert_array_equal(session.run(None, feeds)[0], weight + 1)
 
 
+def test_weights_are_lent_to_graphs_inside_and_not_if_nothing_reads_them() -> None:
+    weight = aligned(np.arange(1024, dtype=np.float32))
+    model = added(weight)
+    (node,), end = model.graph.node, helper.make_tensor_value_info("Z", TensorProto.FLOAT, weight.shape)
+    node.output[0] = "Z"
+    branch = helper.make_graph([node], "branch", [], [end])
+    model.graph.node[0].CopyFrom(helper.make_node("If", ["is"], ["Y"], then_branch=branch, else_branch=branch))
+    model.graph.input.append(helper.make_tensor_value_info("is", TensorProto.BOOL, []))
+    model.graph.initializer.append(weight_proto("unread", weight))
+    session = open_lent(model, onnxruntime.SessionOptions(), {"W": weight, "unread": weight})
+    found = session.run(None, {"X": np.ones(1024, np.float32), "is": np.array(True)})[0]
+    np.testing.assert_array_equal(found, weight + 1)
+
+
 def test_few_elements_are_written_into_the_graph() -> None:
     weight = np.arange(4, dtype=np.float32)
     (tensor,) = added(weight).graph.initializer

@@ -204,7 +204,8 @@ def exported(work: Optimiser, assembled: Any, truth: Truth, n: int, outcome: Out
         return
     from einnet_explore.pipeline.plan import export_model as written
 
-    proto = onnx.load_from_string(written(work.model, work.assembler.replacements(assembled)).SerializeToString())
+    made = written(work.model, work.assembler.replacements(assembled)).whole
+    proto = onnx.load_from_string(made.SerializeToString())
     judged = onnx.load_from_string(proto.SerializeToString())
     replace_misjudged_nodes(judged)
     onnx.checker.check_model(judged, full_check=True)

@@ -10,6 +10,7 @@ every page, and hardware prefetching stops at every page boundary.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -100,10 +101,11 @@ def open_lent(
     """
     if not isinstance(model, onnx.ModelProto):
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    read = set(_read_names(model.graph))
     lent = {
         tensor.name: onnxruntime.OrtValue.ortvalue_from_numpy(aligned(array := weights[tensor.name], array.dtype))
         for tensor in model.graph.initializer
-        if is_declared(tensor)
+        if is_declared(tensor) and tensor.name in read  # ONNX Runtime drops others, and refuses their arrays
     }
     options.add_external_initializers([*lent], [*lent.values()])  # copied
     copied = {name for node in model.graph.node if node.op_type in _COPYING_OPERATORS for name in node.input}
@@ -114,6 +116,16 @@ def open_lent(
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     session.lent_weights = in_place  # it knows addresses only
     return session
+
+
+def _read_names(graph: onnx.GraphProto) -> Iterable[str]:
+    """Yield the names that nodes of *graph* and of graphs inside it read, and those of its outputs."""
+    yield from (value.name for value in graph.output)
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _read_names(inner)
 
 
 _COPYING_OPERATORS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
