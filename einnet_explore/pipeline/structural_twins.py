@@ -7,12 +7,13 @@ Values of both models with one number are equal whatever the operators compute, 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeAlias
 
 import onnx
-from onnx import numpy_helper
 
 from einnet_explore.onnx_import.model import ModelNode, list_nodes
 from einnet_explore.pipeline.subprogram import content_digest
+from einnet_explore.runtime.arrays import Arrays
 
 RANDOM_OPERATORS = frozenset(
     ("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
@@ -20,24 +21,28 @@ RANDOM_OPERATORS = frozenset(
 """Operators that are no functions of their operands, or not in training."""
 
 
-def structural_twins(
-    first: onnx.ModelProto, second: onnx.ModelProto, inputs: Mapping[str, str]
-) -> Mapping[str, Sequence[str]]:
+Graph: TypeAlias = "tuple[onnx.ModelProto, Arrays]"
+"""A model and the elements of its weights, which it may declare only."""
+
+
+def structural_twins(first: Graph, second: Graph, inputs: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
     """Return the values of *second* that have the structure of a value of *first*, by the name of that value.
 
     *inputs* are the names of the inputs of *first*, and of those of *second* that correspond.  Nodes are sorted
     topologically.
     """
     numbers = dict[Hashable, int]()
-    mine = _numbers_of(first, {name: name for name in inputs}, numbers)
-    theirs = _numbers_of(second, {name: mine for mine, name in inputs.items()}, numbers)
+    mine = _numbers_of(*first, {name: name for name in inputs}, numbers)
+    theirs = _numbers_of(*second, {name: mine for mine, name in inputs.items()}, numbers)
     values = dict[int, list[str]]()
     for name, number in theirs.items():
         values.setdefault(number, []).append(name)
     return {name: values[number] for name, number in mine.items() if number in values}
 
 
-def _numbers_of(model: onnx.ModelProto, inputs: Mapping[str, str], numbers: dict[Hashable, int]) -> dict[str, int]:
+def _numbers_of(
+    model: onnx.ModelProto, weights: Arrays, inputs: Mapping[str, str], numbers: dict[Hashable, int]
+) -> dict[str, int]:
     """Return the number of each value of *model*; *inputs* are keys of its inputs, *numbers* those known so far."""
 
     def number(key: Hashable) -> int:
@@ -46,8 +51,8 @@ def _numbers_of(model: onnx.ModelProto, inputs: Mapping[str, str], numbers: dict
     versions = {entry.domain: entry.version for entry in model.opset_import}
     functions = {(each.domain, each.name): each.SerializeToString(deterministic=True) for each in model.functions}
     found = {name: number(("input", key)) for name, key in inputs.items()}
-    for weight in model.graph.initializer:
-        found[weight.name] = number(content_digest({"": numpy_helper.to_array(weight)}))
+    for name, array in weights.items():
+        found[name] = number(content_digest({"": array}))
     for node in list_nodes(model.graph):
         has_subgraphs = any(a.HasField("g") or a.graphs for a in node.proto.attribute)
         if node.op in RANDOM_OPERATORS or has_subgraphs or any(name and name not in found for name in node.inputs):

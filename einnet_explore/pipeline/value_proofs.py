@@ -438,7 +438,7 @@ def open_sweep(
     at *stop*, a time of ``perf_counter``.
     """
     inputs = match_interface("input", first.inputs, second.inputs)
-    twins = structural_twins(first.proto, second.proto, inputs)
+    twins = structural_twins((first.graph_proto, first.weights), (second.graph_proto, second.weights), inputs)
     is_one_graph = bool(outputs) and all(theirs in twins.get(mine, ()) for mine, theirs in outputs.items())
     one, other = ModelEquations(first, "a_"), ModelEquations(second, "b_")
     feeds = [random_model_inputs(first, seed) for seed in (() if is_one_graph else seeds)]
@@ -476,7 +476,8 @@ def open_sweep(
 def are_one_graph(first: Model, second: Model) -> bool:
     """Return whether both files have one graph, up to names and order: then they are equal at all sizes."""
     inputs = match_interface("input", first.inputs, second.inputs)
-    twins = structural_twins(first.original, second.original, inputs)
+    one, other = ((each.original_proto, each.original_weights) for each in (first, second))
+    twins = structural_twins(one, other, inputs)
     outputs = match_interface("output", first.outputs, second.outputs)
     return all(theirs in twins.get(mine, ()) for mine, theirs in outputs.items())
 
