@@ -17,7 +17,7 @@ from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Scope
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.onnx_import.model import Model
+from einnet_explore.onnx_import.model import Model, with_domains
 from einnet_explore.pipeline.folded_weights import find_joined_weights
 from einnet_explore.pipeline.model_sessions import open_session, run_session
 from einnet_explore.pipeline.model_spelling import with_normal_spelling
@@ -155,7 +155,9 @@ def attention_with_biases(gemm: bool, rows: int = 6, heads: int = 2, size: int =
 def test_bias_of_the_keys_is_dropped_and_that_of_the_queries_stays(gemm: bool) -> None:
     """A softmax does not depend on it, and sums are others without it, so ``exact`` keeps it."""
     model = attention_with_biases(gemm)
+    model = with_domains(model, {model.inputs[0].name: "0..1"})
     spelled = with_normal_spelling(model)
+    assert spelled.nodes != model.nodes and spelled.domains == model.domains
     assert model.weights.keys() - spelled.weights.keys() == {"bk"}
     feed = {"x": np.random.default_rng(1).normal(size=model.shape("x")).astype(np.float32)}
     assert np.allclose(run(spelled.proto, feed)["y"], run(model.original, feed)["y"], atol=1e-6)

@@ -64,6 +64,7 @@ def with_normal_spelling(model: Model, numerics: Level = "approximate") -> Model
             original_weights=model.original_weights,
             folded=folded,
             narrow=model.narrow,
+            domains=model.domains,
             stored=model.stored,
         )
     return model
