@@ -273,7 +273,7 @@ def _elements(file: str, graph: onnx.GraphProto) -> Iterable[tuple[str, Array]]:
         except (KeyError, TypeError, ValueError) as error:
             found = f"type {weight.data_type}" if isinstance(error, KeyError) else f"other elements ({_line(error)})"
             raise ModelError(
-                f"{file}: weight {weight.name}: found {found}, expected those of a tensor of its shape"
+                f"{file}: weight {weight.name}: found {found}, expected the elements of a tensor of its shape"
             ) from None
 
 
