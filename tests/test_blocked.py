@@ -264,7 +264,9 @@ def _values(index: Any, scope: Scope, region: Any, cut: Cut, block: int) -> list
     ranges = []
     for x in own:
         first = start[x].evaluate(lambda _: block) if x in start else x.lo
-        ranges.append(range(first, first + extent.get(x, x.extent)))
+        last = first + extent.get(x, x.extent)
+        moves = x in start and start[x].terms  # where it does not, padding reads nothing
+        ranges.append(range(first, last) if moves else range(max(first, x.lo), min(last, x.hi)))
     return [index.evaluate(dict(zip(own, values, strict=True)).__getitem__) for values in product(*ranges)]
 
 

@@ -104,7 +104,7 @@ class Chain:
         found: dict[str, Region] = {self.result.name: _result_region(self.result.scope, held)}
         for stage in reversed(self.stages):
             scope, region = stage.scope, found[stage.name]
-            to = local_indices(scope, region)
+            to = _local_indices(scope, region)
             for access in accesses(scope.body):
                 match access.source:
                     case Tensor(name) as source if name.startswith("#"):
@@ -174,10 +174,18 @@ def find_chain(scope: Scope) -> Chain:
     return Chain(tuple(stages))
 
 
-def local_indices(scope: Scope, region: Region) -> Mapping[Iterator, Index]:
-    """Map the traversals of *scope* to indices counted from the start of *region*, of the same names."""
-    counted = zip(scope.traversals, region.origin, region.extent, strict=True)
-    return {x: origin + Iterator(x.name, 0, extent) for x, origin, extent in counted}
+def _local_indices(scope: Scope, region: Region) -> Mapping[Iterator, Index]:
+    """Map the traversals of *scope* to indices counted from the start of *region*, of the same names.
+
+    Where the region does not move, padding is left out: it reads nothing.
+    """
+    found: dict[Iterator, Index] = {}
+    for x, origin, extent in zip(scope.traversals, region.origin, region.extent, strict=True):
+        lo, hi = 0, extent
+        if not origin.terms:
+            lo, hi = max(x.lo - origin.const, 0), min(x.hi - origin.const, extent)
+        found[x] = origin + (Iterator(x.name, lo, hi) if lo < hi else Iterator(x.name, 0, extent))
+    return found
 
 
 def _copy(tensor: Tensor) -> Scope:

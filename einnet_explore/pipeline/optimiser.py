@@ -13,9 +13,11 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
+from math import prod
 from time import perf_counter
 
-from einnet_explore.analysis.counts import compute_bound
+from einnet_explore.analysis.counts import ELEMENT_BYTES, compute_bound
+from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.cost import CostModel
 from einnet_explore.ir import Equation
 from einnet_explore.onnx_import.load import load_model
@@ -118,9 +120,18 @@ class Tuner:
         """Seconds within which tasks may still begin."""
         return max(0.0, self.budget - self.spent)
 
-    def history_key(self, subprogram: Subprogram) -> tuple[str, Settings]:
+    def history_key(self, subprogram: Subprogram) -> tuple[object, ...]:
         """Return the key by which the trial of *subprogram* is remembered."""
-        return subprogram.task_name(self.model), self._timeless_settings
+        return subprogram.task_name(self.model), self._timeless_settings, self._displacing_bytes(subprogram)
+
+    def _displacing_bytes(self, subprogram: Subprogram) -> int:
+        """Return the bytes of the weights of all other subprograms, as a power of two: of the last cache at most.
+
+        Weights that fit the second-level cache displace nothing.
+        """
+        own = sum(prod(t.shape) for t in subprogram.anonymous.program.inputs if t.weight) * ELEMENT_BYTES
+        others, machine = sum(array.nbytes for array in self.model.weights.values()) - own, this_machine()
+        return 0 if others < machine.l2 else min(1 << (others.bit_length() - 1), machine.l3)
 
     @property
     def _timeless_settings(self) -> Settings:
@@ -224,6 +235,7 @@ class Tuner:
             self.implementations.context(self._limited_settings()),
             operators=operator_digest(self.model, subprogram.nodes),
             found=None if reply is None else variants_of_reply(program, reply),
+            displacing_bytes=self._displacing_bytes(subprogram),
         )
 
     def _limited_settings(self) -> Settings:

@@ -14,6 +14,8 @@ from itertools import chain
 from math import inf, prod
 from time import perf_counter
 
+import numpy as np
+
 from einnet_explore.analysis.counts import ELEMENT_BYTES, compute_bound, is_compute_bound
 from einnet_explore.ir import EOperatorKind, Program, Table, accesses
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
@@ -23,7 +25,14 @@ from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, OriginalOpener
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays, largest_error
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.runtime.measurement import sample_seconds, settle_seconds, stop_after, time_calls, times_faster
+from einnet_explore.runtime.measurement import (
+    sample_seconds,
+    settle_seconds,
+    stop_after,
+    time_calls,
+    time_samplers,
+    times_faster,
+)
 from einnet_explore.runtime.profile_store import ProfileKey, profile_key
 from einnet_explore.strategies.candidate import replay, steps_to_json
 from einnet_explore.strategies.engine import Search
@@ -339,6 +348,8 @@ class TuningTask:
     context: TuningContext
     operators: str = ""
     found: FoundVariants | None = None
+    displacing_bytes: int = 0
+    """Bytes of weights that the rest of the model reads between two calls, which displace those of this subprogram."""
 
     @cached_property
     def original_seconds(self) -> float:
@@ -425,7 +436,13 @@ class TuningTask:
         finalists = self._compile(forms, original.outputs(), original.feeds, memory)
         keys = {name: self._key("program", derivation.end) for name, derivation in finalists.derivations.items()}
         calls = {"original": original.run, **finalists.runners}
-        return finalists, _times(self.context.store, {"original": self._key("onnxruntime"), **keys}, calls)
+        keys = {"original": self._key("onnxruntime"), **keys}
+        return finalists, _times(self.context.store, keys, calls, self._displacer(original.feeds))
+
+    def _displacer(self, feeds: Arrays) -> Callable[[], object] | None:
+        """Return a call that reads ``displacing_bytes``, then *feeds*, which a node before has just written."""
+        others = np.zeros(self.displacing_bytes // ELEMENT_BYTES, np.float32)
+        return (lambda: [array.max(initial=0) for array in (others, *feeds.values())]) if others.size else None
 
     def _compile(self, forms: Sequence[_Form], want: Arrays, feeds: Arrays, memory: MemoryWatch) -> _Finalists:
         """Compile *forms* in two rounds: those without an estimate and the first other one, then others with hope."""
@@ -481,6 +498,8 @@ class TuningTask:
 
     def _key(self, operator: str, program: Program | None = None) -> ProfileKey:
         settings = self.context.settings
+        if self.displacing_bytes:
+            operator = f"{operator} after {self.displacing_bytes} bytes"
         key = replace(profile_key(program or self.program, settings.threads), operator=operator)
         if program is None:  # no kernel of ours is in it
             key = replace(key, attributes=f"{key.attributes} {self.operators}".strip(), engine="onnxruntime")
@@ -499,14 +518,23 @@ def _time(store: ProfileStore, key: ProfileKey, opened: Callable[[], Callable[[]
 
 
 def _times(
-    store: ProfileStore, keys: Mapping[str, ProfileKey], calls: Mapping[str, Callable[[], object]]
+    store: ProfileStore,
+    keys: Mapping[str, ProfileKey],
+    calls: Mapping[str, Callable[[], object]],
+    displace: Callable[[], object] | None,
 ) -> dict[str, float]:
-    """Return the time of each call: as stored if all are, else all measured in turns and stored."""
+    """Return the time of each call, after *displace*: as stored if all are, else all measured in turns and stored."""
     known = {name: profile.seconds for name, key in keys.items() if (profile := store.get(key))}
     if len(known) == len(keys):
         return known
     settle = settle_seconds(keys["original"].threads)
-    timings = time_calls(calls, rounds=9, min_seconds=0.05, settle=settle, enough=stop_after(5, 1.0))
+    timings = time_samplers(
+        {name: partial(sample_seconds, call, displace=displace) for name, call in calls.items()},
+        rounds=9,
+        min_seconds=0.05,
+        settle=settle,
+        enough=stop_after(5, 1.0),
+    )
     base = timings["original"]
     measured = {name: base.low / times_faster(base, timing) for name, timing in timings.items()}
     for name, seconds in measured.items():

@@ -238,12 +238,18 @@ def _load_copy(built: Path | None, path: Path) -> CompiledFunction | None:
 
 
 def _build_tvm(function: TvmObject, path: Path, threads: int) -> CompiledFunction:
-    module = tvm.compile(tvm.IRModule({"main": function}), target=_target(threads)).mod
+    module = _compile_tvm(tvm.IRModule({"main": function}), _target(threads))
     arrays = [(tuple(map(int, buffer.shape)), str(buffer.dtype)) for buffer in function.params]
     if write_aside(path, lambda new: _save_and_try(module, new, arrays)) and (kept := _load(path)) is not None:
         return kept
     compiled: CompiledFunction = module["main"]
     return compiled
+
+
+def _compile_tvm(module: TvmObject, target: TvmObject) -> TvmObject:
+    """Compile *module*; buffers do not share memory, or LLVM would not keep those of sums in registers."""
+    with tvm.transform.PassContext(opt_level=2, config={"tirx.disable_storage_rewrite": True}):
+        return tvm.compile(module, target=target).mod
 
 
 def build_c(source: str, key: str, arrays: Sequence[ArraySpec], flags: Sequence[str]) -> CompiledFunction:
@@ -377,7 +383,7 @@ def write_tvm_object(function: TvmObject, path: Path, name: str, cpu: str, threa
     target = tvm.target.Target({"kind": "llvm", "num-cores": threads, "mcpu": cpu})
     stem = name.removeprefix(ENTRY_POINT_PREFIX)
     module = tvm.IRModule({stem: function.with_attr("global_symbol", stem)})
-    tvm.compile(module, target=target).mod.write_to_file(str(path), "o")
+    _compile_tvm(module, target).write_to_file(str(path), "o")
 
 
 def _save_and_try(module: TvmObject, path: Path, arrays: Sequence[ArraySpec]) -> None:

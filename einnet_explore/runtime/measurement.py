@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import median, quantiles
+from statistics import fmean, median, quantiles
 from time import perf_counter, process_time, sleep
 from typing import TypeAlias
 
@@ -27,6 +27,9 @@ SECONDS_FACTOR = 1.0
 
 WARM_CACHE_SECONDS = 0.02
 """Seconds of a call from which on reading its weights once from memory, not from a cache, is negligible."""
+
+DISPLACED_CALLS = 5
+"""Calls of a sample before each of which the caches are filled, which takes longer than many a call."""
 
 LONG_CALL_SECONDS = 0.05
 """Seconds of a first call from which on one call is a sample, though a first call is slower."""
@@ -138,13 +141,22 @@ def time_samplers(
     return {name: _timing(samples[name]) for name in names}
 
 
-def sample_seconds(call: Callable[[], object], repeats: int) -> float:
+def sample_seconds(call: Callable[[], object], repeats: int, displace: Callable[[], object] | None = None) -> float:
     """Mean seconds of *repeats* calls in a row, after a first one that fills the caches.
 
-    A single call that takes longer than ``WARM_CACHE_SECONDS`` counts as it is.
+    A single call that takes longer than ``WARM_CACHE_SECONDS`` counts as it is.  If *displace* is given, it is called
+    before each of them and does not count; there are ``DISPLACED_CALLS`` at most.
     """
     first = _seconds(call, 1)
-    return first if repeats == 1 and first > WARM_CACHE_SECONDS else _seconds(call, repeats) / repeats
+    if repeats == 1 and first > WARM_CACHE_SECONDS:
+        return first
+    if displace is None:
+        return _seconds(call, repeats) / repeats
+    taken = []
+    for _ in range(min(repeats, DISPLACED_CALLS)):
+        displace()
+        taken.append(_seconds(call, 1))
+    return fmean(taken)
 
 
 def _seconds(call: Callable[[], object], repeats: int) -> float:

@@ -260,6 +260,11 @@ def choose_vector_tile(rows: int, vectors: int, depth: int, machine: Machine) ->
     return min(fitting, key=key)
 
 
+def product_tile(stage: BlockStage, product: StageProduct, machine: Machine) -> VectorTile:
+    """Return the tile in which *product*, which *stage* is, is computed."""
+    return choose_vector_tile(product.count, stage.last.extent // machine.lanes, sum_length(stage), machine)
+
+
 def product_cycles(tile: VectorTile, rows: int, vectors: int, depth: int, machine: Machine) -> float:
     """Return the cycles of a product of *rows* by *vectors*, for each of *depth*.
 
@@ -410,7 +415,16 @@ def choose_cuts(chain: Chain, threads: int, machine: Machine) -> tuple[Cut, ...]
     fit = tuple(cut for cut in own if _keeps_vectors(chain, (cut,), machine))
     columns = (c for cut in own if threads > 1 and cut not in fit for c in _column_cuts(chain, cut, threads, machine))
     found = (c for first in ((), *columns) for c in _candidate_cuts(chain, first, fit, threads))
-    return min(found, key=lambda cuts: _chain_cycles(chain, cuts, threads, machine))
+    return min(
+        found, key=lambda cuts: (_chain_cycles(chain, cuts, threads, machine), -_tile_sums(chain, cuts, machine))
+    )
+
+
+def _tile_sums(chain: Chain, cuts: tuple[Cut, ...], machine: Machine) -> int:
+    """Return the number of sums in the tiles of products: at equal cost, wide tiles read longer runs of memory."""
+    stages = block_stages(chain, cuts, lambda tensor: tensor.name)
+    found = ((s, product) for s in stages if (product := match_product(s, machine.lanes)) is not None)
+    return sum(tile.rows * tile.vectors for tile in (product_tile(*each, machine) for each in found))
 
 
 def _column_cuts(chain: Chain, cut: Cut, threads: int, machine: Machine) -> Iterable[tuple[Cut, ...]]:
@@ -492,7 +506,7 @@ def _stage_cycles(stage: BlockStage, rounds: int, machine: Machine) -> float:
     if found is None:
         return rounds * points / machine.lanes * 2
     vectors, depth = stage.last.extent // machine.lanes, sum_length(stage)
-    tile = choose_vector_tile(found.count, vectors, depth, machine)
+    tile = product_tile(stage, found, machine)
     again = depth * points // (found.count * stage.last.extent)
     work = again * product_cycles(tile, found.count, vectors, depth, machine)
     if is_earlier_result(found.left):  # by other threads

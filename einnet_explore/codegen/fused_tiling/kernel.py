@@ -29,11 +29,10 @@ from einnet_explore.codegen.fused_tiling.block_sizes import (
     LoopGuard,
     StageProduct,
     block_stages,
-    choose_vector_tile,
     collapse_loops,
     exceeds_cache,
     match_product,
-    sum_length,
+    product_tile,
 )
 from einnet_explore.codegen.language.dialects import transpose_rows
 from einnet_explore.codegen.language.lowering import mixed_radix_split, tensor_name
@@ -249,7 +248,7 @@ def write_product(writer: BlockWriter, stage: BlockStage, product: StageProduct)
     memory is busy all the time.
     """
     lanes = writer.machine.lanes
-    tile = choose_vector_tile(product.count, stage.last.extent // lanes, sum_length(stage), writer.machine)
+    tile = product_tile(stage, product, writer.machine)
     others = tuple(x for x in product.columns if x != stage.last)
     across = Iterator("@across", 0, stage.last.extent // tile.width)
     whole, rest = divmod(product.count, tile.rows)
