@@ -22,6 +22,7 @@ from einnet_evaluation.gpu_emulation import Elementwise
 from einnet_explore.codegen.copies import regions_kernel
 from einnet_explore.codegen.elementwise import build_functor
 from einnet_explore.codegen.language.printer import emit
+from einnet_explore.codegen.preparation import prepare
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Scope, tensors
@@ -128,6 +129,18 @@ def test_a_parity_split_reads_each_line_of_memory_once() -> None:
     lines = emit(kernel, "c").splitlines()
     assert blocks == 3 and sum("for (" in line for line in lines) == 4  # blocks; h, p, w in some order
     assert sum(" = A[" in line for line in lines) == 2  # both q inside of one loop over w
+
+
+def test_windows_that_overlap_in_two_directions_have_conditions_of_rows_only() -> None:
+    text = """
+        tensor T[81, 6, 6]
+        Y[h:24, w:24] = sum[i:3, j:3] {[h:6, w:6, i:9, j:9] T[9*i + j, h, w]} pad [(2, 1), (2, 1), (0, 3), (0, 3)][
+            (h+3)//4 - i, (w+3)//4 - j, (h+3)%4 + 4*i, (w+3)%4 + 4*j]
+    """
+    scope = prepare(scope_of(text))
+    by_machine(scope)
+    text = emit(regions_kernel(scope, "Y'")[0], "c")
+    assert text.count("for (long long u_1 = ") == text.count("for (") - 1 == 4  # pieces of a row, and rows
 
 
 def test_short_rows_with_conditions_are_vectors_of_several_rows() -> None:

@@ -686,9 +686,9 @@ def regions_kernel(scope: Scope, result: str) -> tuple[Kernel, int]:
     body = map_accesses(scope.body, _guard_read)
     order, turned = (scope.traversals, ()) if masked else order_traversals(scope)
     reads = sum(1 for _ in accesses(body))
-    for joint in (False,) if masked else (True, False):
-        whole = tuple(PolyphaseCut(x, 1, 0, ((x.lo, x.hi),)) for x in order[-1:] if masked)
-        cuts = (*(cut_traversal(x, body, joint) for x in order[: len(order) - len(whole)]), *whole)
+    # Conditions of traversals that are not cut are decided in each row.
+    for joint, among in ((False, order[:-1]),) if masked else ((True, order), (False, order), (True, order[-1:])):
+        cuts = tuple(cut_traversal(x, body, joint) if x in among else _uncut(x) for x in order)
         pieces = prod(sum(len(tuple(c.phases(r))) for r in c.ranges) for c in cuts) * prod(x.extent for x in turned)
         if pieces * reads <= MAX_PIECE_READS:
             break
@@ -699,6 +699,10 @@ def regions_kernel(scope: Scope, result: str) -> tuple[Kernel, int]:
     first, block = Var(FIRST_BLOCK, I64), Var(":block", I64)
     inside = (Declare(block, cast(I64, LaunchIndex("block")) + first), *writer.block(body, block))
     return Kernel("regions", (*read.values(), writer.result, first), inside), writer.blocks
+
+
+def _uncut(x: Iterator) -> PolyphaseCut:
+    return PolyphaseCut(x, 1, 0, ((x.lo, x.hi),))
 
 
 def _masked_rows(scope: Scope) -> Scope | None:
