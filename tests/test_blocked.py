@@ -270,6 +270,26 @@ def _values(index: Any, scope: Scope, region: Any, cut: Cut, block: int) -> list
     return [index.evaluate(dict(zip(own, values, strict=True)).__getitem__) for values in product(*ranges)]
 
 
+def test_a_product_whose_windows_overlap_runs_in_blocks_that_read_whole_panels() -> None:
+    """A transposed convolution of stride 2: what padding of the windows does not read belongs to no region."""
+    scope = ee.parse(
+        """
+        tensor X[256, 4]
+        tensor W[16, 256, 64] weight
+        Y[f:64, h:4, w:4] = relu({[f:64, h:4, w:4] sum[r:2, s:2] {[r:2, s:2, f:64, t:4, u:4]
+            {[m:4, n:1024] sum[k:256] X[k, m] * W[n // 64, k, n % 64]}[2*r + s, 16*f + 4*t + u]} pad [0, 0, 0, 1, 1][
+                r, s, f, h - 2*r + 1, w - 2*s + 1]}[f, h, w])
+        """
+    ).equations[-1].scope  # fmt: skip
+    found = tileable_chain(scope, HERE)
+    assert found is not None
+    (cut,) = choose_cuts(found, 1, HERE)
+    assert cut.size * 16 % 64 == 0  # panels of 64 columns, the most that a tile takes
+    arrays = {t.name: np.random.default_rng(0).integers(-3, 4, t.shape).astype(np.float32) for t in tensors(scope)}
+    expected = np.asarray(evaluate(scope, arrays), dtype=np.float64)
+    assert (run(scope, (cut,), arrays).reshape(expected.shape) == expected).all()
+
+
 def test_cuts_are_those_that_do_no_product_twice() -> None:
     found = find_chain(in_blocks(convolution(2, 16, 32, 9, 8)).end.equations[-1].scope)
     assert {c.traversal.name: c.period for c in found.cuts()} == {"n": 1, "f": 1, "h": 2, "w": 2}

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 
+import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
+from einnet_explore.codegen.register_tiles import this_machine
+from einnet_explore.onnx_import.load import load_model
+from einnet_explore.pipeline.optimiser import Optimiser
+from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.runtime import measurement
 from einnet_explore.support import limits
 
@@ -51,3 +58,25 @@ def test_a_sample_is_warm_unless_one_call_is_long(
     number = count()
     measurement.sample_seconds(lambda: next(number), repeats)
     assert next(number) == calls
+
+
+def test_a_sample_may_displace_what_a_call_left_in_the_caches() -> None:
+    made: list[str] = []
+    measurement.sample_seconds(partial(made.append, "call"), 3, displace=partial(made.append, "displace"))
+    assert made == ["call", *["displace", "call"] * 3]
+
+
+def test_weights_that_others_read_displace_those_of_a_subprogram() -> None:
+    side = 1 << 10
+    nodes = [helper.make_node("MatMul", ["x", "v"], ["y"]), helper.make_node("Gather", ["w", "i"], ["z"])]
+    kinds = {"x": TensorProto.FLOAT, "i": TensorProto.INT64, "y": TensorProto.FLOAT, "z": TensorProto.FLOAT}
+    values = [
+        helper.make_tensor_value_info(name, kind, [4] if name == "i" else [4, side]) for name, kind in kinds.items()
+    ]
+    held = [numpy_helper.from_array(np.zeros((side, side), np.float32), name) for name in ("v", "w")]
+    graph = helper.make_graph(nodes, "two", values[:2], values[2:], held)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    work = Optimiser(load_model(model), Settings(1))
+    (product,) = (each for each in work.subprograms if "MatMul" in each.nodes[0])
+    machine = this_machine()
+    assert work.tuner.history_key(product)[-1] == (min(4 << 20, machine.l3) if machine.l2 <= 4 << 20 else 0)
