@@ -186,6 +186,11 @@ def keep_definitions(options: onnxruntime.SessionOptions) -> None:
     options.add_session_config_entry("session.disable_quant_qdq", "1")
 
 
+def without_optimisations(options: onnxruntime.SessionOptions) -> None:
+    """Set the *options* of a session that computes every node as it stands."""
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+
+
 @dataclass(slots=True, eq=False)
 class ReopenedSession:
     """A session that the next run after ``rest`` opens again with *opener*."""

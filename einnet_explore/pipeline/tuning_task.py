@@ -19,9 +19,9 @@ from einnet_explore.ir import EOperatorKind, Program, Table, accesses
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
 from einnet_explore.pipeline.numerics import level_report, measure_errors
 from einnet_explore.pipeline.rounded_products import round_products
-from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, OriginalOpener, Settings, TuningContext
+from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, OriginalOpener, OriginalRun, Settings, TuningContext
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
-from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays, largest_error
+from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import sample_seconds, settle_seconds, stop_after, time_calls, times_faster
 from einnet_explore.runtime.profile_store import ProfileKey, profile_key
@@ -422,21 +422,21 @@ class TuningTask:
     def _measure(self, forms: Sequence[_Form], memory: MemoryWatch) -> tuple[_Finalists, dict[str, float]]:
         """Compile *forms* that may be the fastest; time those that agree with the original, and the original."""
         original = self.opener()
-        finalists = self._compile(forms, original.outputs(), original.feeds, memory)
+        finalists = self._compile(forms, original, memory)
         keys = {name: self._key("program", derivation.end) for name, derivation in finalists.derivations.items()}
         calls = {"original": original.run, **finalists.runners}
         return finalists, _times(self.context.store, {"original": self._key("onnxruntime"), **keys}, calls)
 
-    def _compile(self, forms: Sequence[_Form], want: Arrays, feeds: Arrays, memory: MemoryWatch) -> _Finalists:
+    def _compile(self, forms: Sequence[_Form], original: OriginalRun, memory: MemoryWatch) -> _Finalists:
         """Compile *forms* in two rounds: those without an estimate and the first other one, then others with hope."""
-        found, race = _Finalists(), _Race(self.original_seconds)
+        found, race, want = _Finalists(), _Race(self.original_seconds), original.outputs()
         estimated = [form for form in forms if form.estimate is not None]
         first = [*(form for form in forms if form.estimate is None), *estimated[:1]]
         for tried in (first, estimated[1:]):
             self._compile_ahead([form.derivation.end for form in tried if race.is_open_to(form)], memory)
             for form in tried:
                 if race.is_open_to(form):
-                    self._try_form(form, found, race, want, feeds, memory)
+                    self._try_form(form, found, race, original, want, memory)
         return found
 
     def _compile_ahead(self, programs: Sequence[Program], memory: MemoryWatch) -> None:
@@ -445,15 +445,15 @@ class TuningTask:
             self.context.ahead(programs, self.constants)
 
     def _try_form(
-        self, form: _Form, found: _Finalists, race: _Race, want: Arrays, feeds: Arrays, memory: MemoryWatch
+        self, form: _Form, found: _Finalists, race: _Race, original: OriginalRun, want: Arrays, memory: MemoryWatch
     ) -> None:
         """Compile *form* and enter it in *race* and *found*, or say in *found* why it is refused."""
-        derivation = form.derivation
+        derivation, feeds = form.derivation, original.feeds
         try:
             memory.require(working_set_bytes(derivation.end), "a candidate")
             run = self.context.compiler(derivation.end, self.constants)
             got = run(feeds)
-            plain, error = level_report(derivation), largest_error(want, got)
+            plain, error = level_report(derivation), original.error(want, got)
             if plain.level == "bf16":
                 report = measure_errors(derivation, plain, {**feeds, **self.constants}, want, got)
                 if excess := report.excess(self.context.settings.error_bound):
