@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Hashable
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,7 +13,7 @@ from onnx_building import build, run
 import einnet_explore as ee
 from benchmarks.spellings.__main__ import compared, main
 from benchmarks.spellings.engines import measured
-from benchmarks.spellings.families import ATTENTION, FAMILIES, NORMALISATION
+from benchmarks.spellings.families import ATTENTION, FAMILIES, NORMALISATION, ROTARY
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.equivalence.program_diff import inline_equations
 from einnet_explore.interpreter.evaluation import evaluate
@@ -139,6 +140,48 @@ def test_a_padding_that_the_reader_does_not_have_stays() -> None:
     ]
     w, v = np.random.default_rng(0).normal(size=(2, 2, 2, 3, 3)).astype(np.float32)
     model = load_model(build(nodes, {"x": (1, 2, 5, 5)}, ["a", "e"], {"pads": pads, "w": w, "v": v}))
+    assert [node.op for node in with_normal_spelling(model).nodes] == [node.op for node in model.nodes]
+
+
+@pytest.mark.parametrize("choice", ROTARY.spellings(6), ids=lambda choice: "-".join(choice.values()))
+def test_rotated_halves_are_work_on_the_halves(choice: dict[str, str]) -> None:
+    """Tables whose halves are equal are read once, since each half is a weight."""
+    model = with_normal_spelling(load_model(ROTARY.model(choice)))
+    (join,) = (node for node in model.nodes if node.op == "Concat")
+    assert [node.op for node in model.nodes if set(join.results) & {*node.inputs}] == ["Identity"]
+    tables = {name: array for name, array in model.weights.items() if array.dtype == np.float32 and array.size > 1}
+    assert {array.shape[-1] for array in tables.values()} == {4}
+
+
+def rotary(axis: int = -1, first: int = 4, cut: str = "x", later: bool = False) -> Model:
+    """x cos + [-x2, x1] sin, where x1 and x2 are parts of *cut*; *later*: the turned one is also an output."""
+    rng = np.random.default_rng(0)
+    weights: dict[str, Array] = {name: rng.normal(size=(8, 8)).astype(np.float32) for name in ("cos", "sin")}
+    weights |= {"sizes": np.array([first, 8 - first]), "turned sizes": np.array([8 - first, first])}
+    nodes = [
+        helper.make_node("Split", [cut, "sizes"], ["x1", "x2"], axis=axis),
+        helper.make_node("Neg", ["x2"], ["n"]),
+        helper.make_node("Concat", ["n", "x1"], ["turned"], axis=axis),
+        helper.make_node("Mul", ["x", "cos"], ["a"]),
+        helper.make_node("Mul", ["turned", "sin"], ["b"]),
+        helper.make_node("Add", ["a", "b"], ["y"]),
+    ]
+    return load_model(build(nodes, {"x": (3, 8, 8), "z": (3, 8, 8)}, ["y", *(["turned"] if later else [])], weights))
+
+
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_a_value_that_is_cut_elsewhere_is_work_on_its_parts(axis: int) -> None:
+    model = rotary(axis)
+    spelled = with_normal_spelling(model)
+    assert [node.op for node in spelled.nodes].count("Mul") == 4 and spelled.nodes[-1].op == "Concat"
+    feed = {name: np.random.default_rng(1).normal(size=(3, 8, 8)).astype(np.float32) for name in "xz"}
+    assert np.array_equal(run(spelled.proto, feed)["y"], run(model.original, feed)["y"])
+
+
+@pytest.mark.parametrize("change", [{"first": 3}, {"cut": "z"}, {"later": True}], ids=str)
+def test_work_on_other_parts_stays(change: dict[str, Any]) -> None:
+    """Parts that lie elsewhere, or are of another value; a concatenation that others read is computed anyway."""
+    model = rotary(**change)
     assert [node.op for node in with_normal_spelling(model).nodes] == [node.op for node in model.nodes]
 
 
