@@ -20,10 +20,12 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Scope
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model, with_domains
+from einnet_explore.pipeline.baseline import Baseline
 from einnet_explore.pipeline.folded_weights import find_joined_weights
-from einnet_explore.pipeline.model_sessions import open_session, run_session, without_optimisations
+from einnet_explore.pipeline.model_sessions import open_session, run_definition, run_session, without_optimisations
 from einnet_explore.pipeline.model_spelling import with_normal_spelling
 from einnet_explore.pipeline.partition import partition
+from einnet_explore.pipeline.plan import build_plan
 from einnet_explore.pipeline.subprogram import open_original
 from einnet_explore.rules import RULES
 from einnet_explore.runtime.arrays import Array, Arrays
@@ -73,16 +75,20 @@ def test_what_an_optimiser_of_onnx_runtime_does_wrong_is_no_difference_of_the_mo
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_a_part_that_an_optimiser_computes_wrongly_is_compared_without_it() -> None:
-    """ONNX Runtime 1.31 transposes this attention otherwise if its result leaves the model."""
-    choice = {**ATTENTION.usual(), "scores": "k q transposed", "result": "transposed"}
-    model = with_normal_spelling(load_model(ATTENTION.model(choice, size=3)))
+def test_what_an_optimiser_of_onnx_runtime_does_wrong_refuses_no_candidate() -> None:
+    """The definition of the nodes decides, for a part and for the whole model."""
+    model = load_model(NORMALISATION.model({**NORMALISATION.usual(), "square": "power", "epsilon": "swapped"}))
     (subprogram,) = partition(model).subprograms
-    original = open_original(model, subprogram, 1)[0]()
-    program = subprogram.anonymous.program
-    got = {name: evaluated(scope, original.feeds) for name, scope in inline_equations(program, ()).items()}
+    opener, weights = open_original(model, subprogram, 1)
+    original, program = opener(), subprogram.anonymous.program
+    arrays = {**original.feeds, **weights}
+    got = {name: evaluated(scope, arrays) for name, scope in inline_equations(program, ()).items()}
     assert original.error(original.outputs(), got) < 1e-5
     assert original.error(original.outputs(), {name: array + 1 for name, array in got.items()}) > 0.1
+    feeds = {"x": np.random.default_rng(0).normal(size=(3, 8)).astype(np.float32)}
+    outputs = run_definition(model, feeds, without_optimisations)
+    baseline = Baseline(model, build_plan(model), feeds, 1.0)
+    assert baseline.errors(outputs) == (0, 0) and baseline.errors({"y": outputs["y"] + 1})[1] > 0.1
 
 
 def test_a_weight_of_pieces_is_read_from_them() -> None:
