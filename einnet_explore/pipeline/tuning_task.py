@@ -15,7 +15,8 @@ from math import inf, prod
 from time import perf_counter
 
 from einnet_explore.analysis.counts import ELEMENT_BYTES, compute_bound, is_compute_bound
-from einnet_explore.ir import EOperatorKind, Program, Table, accesses
+from einnet_explore.analysis.equations import weight_only
+from einnet_explore.ir import VIEW, EOperatorKind, Program, Table, accesses
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
 from einnet_explore.pipeline.numerics import level_report, measure_errors
 from einnet_explore.pipeline.rounded_products import round_products
@@ -250,6 +251,9 @@ def trial_from_json(document: object, program: Program) -> Trial | None:
 MAX_WINNER_RATIO = 0.95
 """A winner takes less than this part of the original's time: smaller differences are within the noise."""
 
+NODE_SECONDS = 0.5e-6
+"""Seconds by which a variant has to be faster for each node more than another has: less is within the noise."""
+
 MAX_CONTENDER_RATIO = 1.25
 """A contender takes less than this multiple of the original's time: it may still pay joined with its neighbours."""
 
@@ -408,7 +412,8 @@ class TuningTask:
         if not times:
             why = "; ".join(dict.fromkeys(finalists.refusals))
             return Trial(seconds_before=before, seconds_after=before, why=why or excess, excess=excess)
-        best = min(times, key=lambda name: times[name])
+        nodes = {name: count_nodes(finalists.derivations[name].end) for name in times}
+        best = min(times, key=lambda name: times[name] + NODE_SECONDS * nodes[name])
         fastest, after = finalists.derivations[best], times[best]
         outcome = partial(Trial, seconds_before=before, seconds_after=after, excess=excess)
         if after <= MAX_WINNER_RATIO * before:
@@ -512,6 +517,12 @@ def _times(
     for name, seconds in measured.items():
         store.record(keys[name], seconds, "measured in turns")
     return measured
+
+
+def count_nodes(program: Program) -> int:
+    """Return the number of nodes that compute *program* at run time: views and weights need none."""
+    constant = weight_only(program)
+    return sum(e.name not in constant and not (e.via and e.via.operator == VIEW) for e in program.equations)
 
 
 def working_set_bytes(program: Program) -> int:
