@@ -74,6 +74,7 @@ def with_normal_spelling(model: Model, numerics: Level = "approximate") -> Model
             original_proto=model.original_proto,
             original_weights=model.original_weights,
             folded=folded,
+            dynamic=model.dynamic,
             narrow=model.narrow,
             domains=model.domains,
             stored=model.stored,
