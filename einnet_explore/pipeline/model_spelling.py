@@ -235,7 +235,7 @@ def _cuts(model: Model) -> Iterable[tuple[tuple[str, int, tuple[int, int]], tupl
         source = node.inputs[0] if node.inputs else ""
         if node.op == "Split" and (found := _places(model, node)) is not None:
             yield from (((source, found[0], n), (part, node)) for n, part in zip(found[1], node.outputs, strict=True))
-        elif node.op == "Slice" and model.is_static(source) and set(filter(None, node.inputs[1:])) <= {*model.weights}:
+        elif node.op == "Slice" and model.is_static(source) and all(n in model.weights for n in node.inputs[1:] if n):
             lists = [model.weights[name].tolist() if name else [] for name in (*node.inputs[1:], "", "")]
             start, stop, axes, steps = lists[:4]
             if len(start) == 1 and steps in ([], [1]):

@@ -111,7 +111,8 @@ def open_lent(
         if is_declared(tensor) and tensor.name in read  # ONNX Runtime drops others, and refuses their arrays
     }
     options.add_external_initializers([*lent], [*lent.values()])  # copied
-    in_place = {name: value for name, value in lent.items() if name in _names_read_in_place(model.graph)}
+    names = _names_read_in_place(model.graph)
+    in_place = {name: value for name, value in lent.items() if name in names}
     for name, value in in_place.items():
         options.add_initializer(name, value)
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
