@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,9 @@ FIELDS = {
     "model", "device", "seconds_before", "seconds_after", "speedup", "max_abs_error", "max_rel_error",
     "search_seconds", "progress", "subprograms", "folded_weights", "fused_eoperators", "skipped", "region_ends",
 }  # fmt: skip
+NO_MODEL: Any = SimpleNamespace(nodes=(), outputs=(), path="", original_proto=onnx.ModelProto(), original_weights={})
+"""A model of no nodes, which ONNX Runtime refuses."""
+
 SHORT = Settings(1, 3, 0.3, 2)
 """One thread, three choices deep, a third of a second for a search, two finalists."""
 

@@ -34,6 +34,7 @@ from einnet_explore.pipeline.size_dispatch import Chunking
 from einnet_explore.runtime import compiled, onnx_fragment
 from einnet_explore.runtime.implementations import BoundEquation, load_implementation
 from einnet_explore.runtime.onnx_fragment import INSTRUCTION_SETS, LibraryKernels
+from einnet_explore.runtime.onnx_weights import DOMAIN
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.syntax import parse
@@ -365,7 +366,7 @@ def test_damaged_attributes_are_errors(
     bundle: Path, packages: Path, tmp_path: Path, name: str, numbers: list[int], message: str
 ) -> None:
     def edit(proto: onnx.ModelProto) -> None:
-        kernel = next(n for n in proto.graph.node if n.domain == onnx_fragment.DOMAIN)
+        kernel = next(n for n in proto.graph.node if n.domain == DOMAIN)
         attribute = next(a for a in kernel.attribute if a.name == name)
         if attribute.ints:
             attribute.ints[:] = numbers
@@ -378,7 +379,7 @@ def test_damaged_attributes_are_errors(
 
 def test_failure_of_a_kernel_is_an_error_with_its_words(bundle: Path, packages: Path, tmp_path: Path) -> None:
     def edit(proto: onnx.ModelProto) -> None:
-        kernels = {n.output[0]: n for n in proto.graph.node if n.domain == onnx_fragment.DOMAIN}
+        kernels = {n.output[0]: n for n in proto.graph.node if n.domain == DOMAIN}
         views = next(a for a in kernels["y"].attribute if a.name == "views")
         views.ints[:2] = [4, 1, 1, 1, *views.ints[1:2]]
 

@@ -13,13 +13,16 @@ from einnet_explore.cost import CPU_DEFAULT, program_seconds
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program, Table, accesses, scopes
 from einnet_explore.pipeline import remote_tuning
+from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.pipeline.tuning_context import OriginalRun, Settings, TuningContext
 from einnet_explore.pipeline.tuning_task import (
     MAX_ESTIMATE_RATIO,
+    FoundVariants,
     Trial,
     TuningTask,
     Variant,
     best_by_algorithm,
+    count_nodes,
     find_variants,
     search_subprogram,
     select_finalists,
@@ -146,6 +149,28 @@ def test_the_nested_algorithm_is_not_chosen_where_it_loses(seconds: float, tmp_p
     outcome, measured = held(tmp_path, program, before=1.051e-3, won=seconds, other=1.2e-3)
     least = min(seconds if nested(p) else 1.2e-3 for p in measured)
     assert outcome.winner is None and f"takes {least / 1.051e-3:.2f} of the original's time" in outcome.why
+
+
+def test_fewer_nodes_win_where_times_are_within_the_noise(tmp_path: Path) -> None:
+    program = ee.ops.conv2d(N=1, H=6, W=6, C=4, F=4, R=3, S=3, padding=1)
+    variants = find_variants(program, program_seconds, Settings(states=20)).variants
+    fused = sorted((fuse_eoperators(v.derivation()) for v in variants), key=lambda found: count_nodes(found.end))
+    few, many = fused[0], fused[-1]
+    found = FoundVariants([Variant(2e-6, kind, lambda d=d: d) for kind, d in (("few", few), ("many", many))], 2)
+
+    def winner(apart: float) -> int:
+        store, result = ProfileStore(tmp_path / f"{apart}.sqlite"), dict[str, Any]()
+        context = TuningContext(Settings(), store, program_seconds, lambda *_: lambda _: result)
+        task = TuningTask(program, lambda: OriginalRun(lambda: result, result), {}, context, found=found)
+        for name in ("onnxruntime", "onnxruntime alone"):
+            store.record(task._key(name), 9e-6, "recorded")
+        for variant, time in ((few, 3e-6), (many, 3e-6 - apart)):
+            store.record(task._key("program", variant.end), time, "recorded")
+        outcome = task.run(1.0)
+        assert outcome.winner is not None
+        return count_nodes(outcome.winner.end)
+
+    assert winner(1e-7) < winner(2e-6)
 
 
 def test_variants_are_grouped_by_algorithm() -> None:

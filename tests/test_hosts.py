@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,7 @@ from einnet_explore.runtime.measurement import Timing
 from einnet_explore.runtime.onnx_fragment import bind_session, onnx_session
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.support.errors import Refused
-from tests.optimising_kit import SHORT, nothing_remembered, plan_forms, runs
+from tests.optimising_kit import NO_MODEL, SHORT, nothing_remembered, plan_forms, runs
 
 forgetting = pytest.fixture(autouse=True)(nothing_remembered)
 compiler = pytest.mark.skipif(not onnx_fragment.custom_ops_available(), reason="no C compiler")
@@ -219,7 +218,7 @@ def test_the_host_is_the_fastest_by_trials(
         return Fake(seconds(made[-1]))
 
     current: Any = Fake(10.0)
-    baseline = Baseline(SimpleNamespace(nodes=()), Fake(10.0), {}, 1.0)  # type: ignore[arg-type]
+    baseline = Baseline(NO_MODEL, Fake(10.0), {}, 1.0)  # type: ignore[arg-type]
     assert select_host(baseline, current, plan_of, [(0,), (1,)], (0, 1)) == found
     if seconds(frozenset()) > 12:
         assert len(made) == 2
@@ -230,7 +229,7 @@ def test_the_host_is_the_fastest_by_trials(
 def test_hosts_with_other_outputs_or_refusals_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "plan_speedup", lambda before, after, *_: before.seconds / after.seconds)
     current: Any = Fake(10.0)
-    baseline = Baseline(SimpleNamespace(nodes=()), Fake(10.0), {}, 1.0)  # type: ignore[arg-type]
+    baseline = Baseline(NO_MODEL, Fake(10.0), {}, 1.0)  # type: ignore[arg-type]
     wrong: Any = lambda kept: Fake(1.0, 1.0 if kept else 1.1)  # noqa: E731
     assert select_host(baseline, current, wrong, [(0,), (1,)], (0,)) == (0,)
 

@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from einnet_explore.pipeline.tuning_task import Trial
 from einnet_explore.runtime import measurement
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import Enough, Timing, all_rounds, time_samplers
-from tests.optimising_kit import SHORT, everything, model, nothing_remembered, transposed
+from tests.optimising_kit import NO_MODEL, SHORT, everything, model, nothing_remembered, transposed
 
 forgetting = pytest.fixture(autouse=True)(nothing_remembered)
 
@@ -73,7 +72,7 @@ class Fake:
 
 
 def against(original: Fake) -> Baseline:
-    return Baseline(SimpleNamespace(nodes=()), original, {}, original.seconds)  # type: ignore[arg-type]
+    return Baseline(NO_MODEL, original, {}, original.seconds)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

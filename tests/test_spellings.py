@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Hashable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,18 +14,22 @@ from onnx_building import build, run
 import einnet_explore as ee
 from benchmarks.spellings.__main__ import compared, main
 from benchmarks.spellings.engines import measured
-from benchmarks.spellings.families import ATTENTION, FAMILIES, NORMALISATION
+from benchmarks.spellings.families import ATTENTION, FAMILIES, NORMALISATION, ROTARY
 from einnet_explore.analysis.canonical_keys import program_key
+from einnet_explore.equivalence.program_diff import inline_equations
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Scope
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model, with_domains
+from einnet_explore.pipeline.baseline import Baseline
 from einnet_explore.pipeline.folded_weights import find_joined_weights
-from einnet_explore.pipeline.model_sessions import open_session, run_session
+from einnet_explore.pipeline.model_sessions import open_session, run_definition, run_session, without_optimisations
 from einnet_explore.pipeline.model_spelling import with_normal_spelling
 from einnet_explore.pipeline.partition import partition
-from einnet_explore.pipeline.value_samples import without_optimisations
+from einnet_explore.pipeline.plan import build_plan
+from einnet_explore.pipeline.subprogram import open_original
 from einnet_explore.rules import RULES
+from einnet_explore.runtime.arrays import Array, Arrays
 from einnet_explore.strategies.options import BETWEEN
 from einnet_explore.strategies.vertical_fusion import traffic, vertical_fusions
 
@@ -70,6 +76,22 @@ def test_what_an_optimiser_of_onnx_runtime_does_wrong_is_no_difference_of_the_mo
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+def test_what_an_optimiser_of_onnx_runtime_does_wrong_refuses_no_candidate() -> None:
+    """The definition of the nodes decides, for a part and for the whole model."""
+    model = load_model(NORMALISATION.model({**NORMALISATION.usual(), "square": "power", "epsilon": "swapped"}))
+    (subprogram,) = partition(model).subprograms
+    opener, weights = open_original(model, subprogram, 1)
+    original, program = opener(), subprogram.anonymous.program
+    arrays = {**original.feeds, **weights}
+    got = {name: evaluated(scope, arrays) for name, scope in inline_equations(program, ()).items()}
+    assert original.error(original.outputs(), got) < 1e-5
+    assert original.error(original.outputs(), {name: array + 1 for name, array in got.items()}) > 0.1
+    feeds = {"x": np.random.default_rng(0).normal(size=(3, 8)).astype(np.float32)}
+    outputs = run_definition(model, feeds, without_optimisations)
+    baseline = Baseline(model, build_plan(model), feeds, 1.0)
+    assert baseline.errors(outputs) == (0, 0) and baseline.errors({"y": outputs["y"] + 1})[1] > 0.1
+
+
 def test_a_weight_of_pieces_is_read_from_them() -> None:
     whole = np.arange(24, dtype=np.float32).reshape(4, 6)
     pieces = {"a": whole[:, :2], "b": whole[:, 2:].reshape(16), "other": whole[:2] + 1}
@@ -83,7 +105,7 @@ def test_a_weight_of_pieces_is_read_from_them() -> None:
     assert not list(find_joined_weights({"w": whole}, {"the same": whole}))
 
 
-def evaluated(scope: Scope, arrays: dict[str, np.ndarray]) -> np.ndarray:  # type: ignore[type-arg]
+def evaluated(scope: Scope, arrays: Arrays) -> Array:
     return np.asarray(evaluate(scope, arrays, np.float64))
 
 
@@ -125,6 +147,49 @@ def test_a_padding_that_the_reader_does_not_have_stays() -> None:
     ]
     w, v = np.random.default_rng(0).normal(size=(2, 2, 2, 3, 3)).astype(np.float32)
     model = load_model(build(nodes, {"x": (1, 2, 5, 5)}, ["a", "e"], {"pads": pads, "w": w, "v": v}))
+    assert [node.op for node in with_normal_spelling(model).nodes] == [node.op for node in model.nodes]
+
+
+@pytest.mark.parametrize("choice", ROTARY.spellings(6), ids=lambda choice: "-".join(choice.values()))
+def test_rotated_halves_are_work_on_the_halves(choice: dict[str, str]) -> None:
+    """Tables whose halves are equal are read once, since each half is a weight."""
+    model = with_normal_spelling(load_model(ROTARY.model(choice)))
+    (join,) = (node for node in model.nodes if node.op == "Concat")
+    assert [node.op for node in model.nodes if set(join.results) & {*node.inputs}] == ["Identity"]
+    tables = {name: array for name, array in model.weights.items() if array.dtype == np.float32 and array.size > 1}
+    assert {array.shape[-1] for array in tables.values()} == {4}
+
+
+def rotary(axis: int = -1, first: int = 4, cut: str = "x", later: bool = False) -> Model:
+    """x cos + [-x2, x1] sin, where x1 and x2 are parts of *cut*; *later*: the turned one is also an output."""
+    rng = np.random.default_rng(0)
+    weights: dict[str, Array] = {name: rng.normal(size=(8, 8)).astype(np.float32) for name in ("cos", "sin")}
+    weights |= {"sizes": np.array([first, 8 - first]), "turned sizes": np.array([8 - first, first])}
+    nodes = [
+        helper.make_node("Split", [cut, "sizes"], ["x1", "x2"], axis=axis),
+        helper.make_node("Neg", ["x2"], ["n"]),
+        helper.make_node("Concat", ["n", "x1"], ["turned"], axis=axis),
+        helper.make_node("Mul", ["x", "cos"], ["a"]),
+        helper.make_node("Mul", ["turned", "sin"], ["b"]),
+        helper.make_node("Add", ["a", "b"], ["y"]),
+    ]
+    return load_model(build(nodes, {"x": (3, 8, 8), "z": (3, 8, 8)}, ["y", *(["turned"] if later else [])], weights))
+
+
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_a_value_that_is_cut_elsewhere_is_work_on_its_parts(axis: int) -> None:
+    model = replace(rotary(axis), dynamic={"x": ("batch", 8, 8)})
+    spelled = with_normal_spelling(model)
+    assert spelled.dynamic == model.dynamic
+    assert [node.op for node in spelled.nodes].count("Mul") == 4 and spelled.nodes[-1].op == "Concat"
+    feed = {name: np.random.default_rng(1).normal(size=(3, 8, 8)).astype(np.float32) for name in "xz"}
+    assert np.array_equal(run(spelled.proto, feed)["y"], run(model.original, feed)["y"])
+
+
+@pytest.mark.parametrize("change", [{"first": 3}, {"cut": "z"}, {"later": True}], ids=str)
+def test_work_on_other_parts_stays(change: dict[str, Any]) -> None:
+    """Parts that lie elsewhere, or are of another value; a concatenation that others read is computed anyway."""
+    model = rotary(**change)
     assert [node.op for node in with_normal_spelling(model).nodes] == [node.op for node in model.nodes]
 
 

@@ -12,9 +12,8 @@ from einnet_evaluation.rivals import RIVALS
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.baseline import random_model_inputs
-from einnet_explore.pipeline.model_sessions import open_session, run_session
+from einnet_explore.pipeline.model_sessions import open_session, run_session, without_optimisations
 from einnet_explore.pipeline.optimisation import optimize_model
-from einnet_explore.pipeline.value_samples import without_optimisations
 from einnet_explore.runtime.arrays import Arrays, largest_error
 from einnet_explore.runtime.measurement import time_calls
 

@@ -46,8 +46,8 @@ from einnet_explore.onnx_import.model import (
 from einnet_explore.onnx_import.resizing import with_interpolation_matrices
 from einnet_explore.onnx_import.shapes import graph_values, infer_static_shapes, set_input_shapes
 from einnet_explore.onnx_import.widening import narrow_types, widen
-from einnet_explore.runtime.onnx_fragment import DOMAIN, ONNXRUNTIME_ERRORS
-from einnet_explore.runtime.onnx_weights import LargePages, without_elements
+from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS
+from einnet_explore.runtime.onnx_weights import DOMAIN, LargePages, without_elements
 
 FunctionKey: TypeAlias = "tuple[str, str, str]"
 """Domain, name and overload of an operator or function."""

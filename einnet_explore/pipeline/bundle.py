@@ -28,7 +28,8 @@ from einnet_explore.onnx_import.size_ranges import describe_sizes
 from einnet_explore.pipeline.plan import ExecutionPlan, PlanModel
 from einnet_explore.pipeline.size_dispatch import Chunking, dispatch_sizes, with_declared_sizes
 from einnet_explore.runtime.compiled import c_compiler
-from einnet_explore.runtime.onnx_fragment import API_VERSION, DOMAIN, INSTRUCTION_SETS, LibraryKernels
+from einnet_explore.runtime.onnx_fragment import API_VERSION, INSTRUCTION_SETS, LibraryKernels
+from einnet_explore.runtime.onnx_weights import DOMAIN
 from einnet_explore.runtime.profile_store import package_version
 from einnet_explore.strategies.candidate import save_record, save_records
 from einnet_explore.support.errors import BackendError, Refused

@@ -186,6 +186,11 @@ def keep_definitions(options: onnxruntime.SessionOptions) -> None:
     options.add_session_config_entry("session.disable_quant_qdq", "1")
 
 
+def without_optimisations(options: onnxruntime.SessionOptions) -> None:
+    """Set the *options* of a session that computes every node as it stands."""
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+
+
 @dataclass(slots=True, eq=False)
 class ReopenedSession:
     """A session that the next run after ``rest`` opens again with *opener*."""
@@ -212,9 +217,13 @@ def original_session(
     return open_session(model.original_proto, threads, adjust=adjust, whole=model.path, weights=model.original_weights)
 
 
-def run_definition(model: Model, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the outputs of *model* for *feeds*, with quantised nodes computed as they are defined."""
-    session = original_session(model, 1, keep_definitions)
+def run_definition(
+    model: Model,
+    feeds: Mapping[str, Array],
+    adjust: Callable[[onnxruntime.SessionOptions], object] = keep_definitions,
+) -> dict[str, Array]:
+    """Return the outputs of *model* for *feeds*, with quantised nodes as they are defined, or as *adjust* says."""
+    session = original_session(model, 1, adjust)
     names = [value.name for value in model.outputs]
     return dict(zip(names, run_session(session, names, feeds), strict=True))
 

@@ -41,7 +41,6 @@ from einnet_explore.pipeline.model_sessions import (
 )
 from einnet_explore.runtime.arrays import Array, Arrays
 from einnet_explore.runtime.onnx_fragment import (
-    DOMAIN,
     LOADED_KERNELS,
     FragmentWriter,
     KernelTable,
@@ -50,6 +49,7 @@ from einnet_explore.runtime.onnx_fragment import (
     share_equal_weights,
 )
 from einnet_explore.runtime.onnx_weights import (
+    DOMAIN,
     LARGE_PAGE_BYTES,
     LargePages,
     content_bytes,

@@ -46,7 +46,6 @@ from einnet_explore.pipeline.optimised import (
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram, count_fusions
 from einnet_explore.pipeline.tuning_context import Runtime, TuningHistory
-from einnet_explore.runtime.arrays import largest_error
 from einnet_explore.runtime.hosts import Host, installed_hosts
 from einnet_explore.runtime.measurement import (
     LONG_CALL_SECONDS,
@@ -168,7 +167,7 @@ def _checked_speedup(baseline: Baseline, plan: ExecutionPlan, trial: ExecutionPl
 
     Raises ValueError if *trial* fails or does not agree with the original.
     """
-    error = largest_error(baseline.want, trial.run(baseline.feeds))
+    _, error = baseline.errors(trial.run(baseline.feeds))
     if error > baseline.max_error:
         raise ValueError(f"with it the outputs differ by {error:.1e} of the largest output")
     once = baseline.seconds
@@ -214,7 +213,7 @@ def eliminate_unprofitable(
         try:
             plan = plan or plan_of(kept)
             without = plan_of(rest)
-            if largest_error(baseline.want, without.run(baseline.feeds)) > baseline.max_error:
+            if baseline.errors(without.run(baseline.feeds))[1] > baseline.max_error:
                 continue
         except ValueError:
             continue
@@ -595,7 +594,7 @@ class Selector:
         """
         once, feeds, plan = self.baseline.seconds, self.baseline.feeds, self._plan(form, kept)
         began = perf_counter()
-        error = largest_error(self.baseline.want, plan.run(feeds))
+        _, error = self.baseline.errors(plan.run(feeds))
         warm = perf_counter() - began
         if error > self.baseline.max_error:
             raise ValueError(f"its outputs differ by {error:.1e} of the largest output")

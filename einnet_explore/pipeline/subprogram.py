@@ -17,7 +17,12 @@ from einnet_explore.equivalence.verdict import UNSOUND_KINDS
 from einnet_explore.ir import Instance, Program
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.baseline import random_model_inputs
-from einnet_explore.pipeline.model_sessions import is_quantised, keep_definitions, subgraph_session
+from einnet_explore.pipeline.model_sessions import (
+    is_quantised,
+    keep_definitions,
+    subgraph_session,
+    without_optimisations,
+)
 from einnet_explore.pipeline.numerics import ErrorReport, level_report
 from einnet_explore.pipeline.tuning_context import OriginalOpener, OriginalRun
 from einnet_explore.pipeline.tuning_task import Trial
@@ -99,8 +104,12 @@ def open_original(model: Model, subprogram: Subprogram, threads: int) -> tuple[O
         feeds = random_model_inputs(session, 0)
         inputs = {t.name: feeds[names[t.name]] for t in program.inputs if not t.weight}
         run = runner(session, feeds)
+
+        def run_unoptimised() -> Arrays:
+            return runner(subgraph_session(model, subprogram.nodes, threads, without_optimisations), feeds)()
+
         if not is_quantised(node for node in model.nodes if node.name in subprogram.nodes):
-            return OriginalRun(run, inputs)
+            return OriginalRun(run, inputs, run_unoptimised=run_unoptimised)
         defined = subgraph_session(model, subprogram.nodes, threads, keep_definitions)
         return OriginalRun(run, inputs, runner(defined, feeds))
 

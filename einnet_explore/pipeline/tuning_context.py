@@ -21,7 +21,7 @@ from einnet_explore.cost import CostModel, cpu_default, program_seconds
 from einnet_explore.ir import Program
 from einnet_explore.onnx_export.lowering import EXPORT_OPSET, IR_VERSION, to_onnx
 from einnet_explore.pipeline.model_sessions import open_session
-from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays
+from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays, largest_error
 from einnet_explore.runtime.implementation_choice import (
     ProfileStore,
     compile_ahead,
@@ -49,16 +49,25 @@ AheadCompiler: TypeAlias = "Callable[[Iterable[Program], Arrays], object]"
 class OriginalRun:
     """The original of a subprogram: *run* returns its outputs by name, for the inputs *feeds*.
 
-    *define* does so for quantised nodes as they are defined, which *run* approximates.
+    *define* does so for quantised nodes as they are defined, which *run* approximates.  *run_unoptimised* computes the
+    nodes one by one: an optimisation of ONNX Runtime may be wrong.
     """
 
     run: Callable[[], Arrays]
     feeds: Arrays
     define: Callable[[], Arrays] | None = None
+    run_unoptimised: Callable[[], Arrays] | None = None
 
     def outputs(self) -> Arrays:
         """Return the outputs with which those of others are compared."""
         return (self.define or self.run)()
+
+    def error(self, want: Arrays, got: Arrays) -> float:
+        """Return the error of *got* relative to *want*, the outputs, or to the unoptimised ones if they are closer."""
+        error = largest_error(want, got)
+        if error > MAX_RELATIVE_ERROR and self.run_unoptimised:
+            error = min(error, largest_error(self.run_unoptimised(), got))
+        return error
 
 
 OriginalOpener: TypeAlias = "Callable[[], OriginalRun]"

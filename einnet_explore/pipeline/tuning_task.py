@@ -17,13 +17,14 @@ from time import perf_counter
 import numpy as np
 
 from einnet_explore.analysis.counts import ELEMENT_BYTES, compute_bound, is_compute_bound
-from einnet_explore.ir import EOperatorKind, Program, Table, accesses
+from einnet_explore.analysis.equations import weight_only
+from einnet_explore.ir import VIEW, EOperatorKind, Program, Table, accesses
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
 from einnet_explore.pipeline.numerics import level_report, measure_errors
 from einnet_explore.pipeline.rounded_products import round_products
-from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, OriginalOpener, Settings, TuningContext
+from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, OriginalOpener, OriginalRun, Settings, TuningContext
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
-from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays, largest_error
+from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import (
     sample_seconds,
@@ -259,6 +260,9 @@ def trial_from_json(document: object, program: Program) -> Trial | None:
 MAX_WINNER_RATIO = 0.95
 """A winner takes less than this part of the original's time: smaller differences are within the noise."""
 
+NODE_SECONDS = 0.5e-6
+"""Seconds by which a variant has to be faster for each node more than another has: less is within the noise."""
+
 MAX_CONTENDER_RATIO = 1.25
 """A contender takes less than this multiple of the original's time: it may still pay joined with its neighbours."""
 
@@ -419,7 +423,8 @@ class TuningTask:
         if not times:
             why = "; ".join(dict.fromkeys(finalists.refusals))
             return Trial(seconds_before=before, seconds_after=before, why=why or excess, excess=excess)
-        best = min(times, key=lambda name: times[name])
+        nodes = {name: count_nodes(finalists.derivations[name].end) for name in times}
+        best = min(times, key=lambda name: times[name] + NODE_SECONDS * nodes[name])
         fastest, after = finalists.derivations[best], times[best]
         outcome = partial(Trial, seconds_before=before, seconds_after=after, excess=excess)
         if after <= MAX_WINNER_RATIO * before:
@@ -433,7 +438,7 @@ class TuningTask:
     def _measure(self, forms: Sequence[_Form], memory: MemoryWatch) -> tuple[_Finalists, dict[str, float]]:
         """Compile *forms* that may be the fastest; time those that agree with the original, and the original."""
         original = self.opener()
-        finalists = self._compile(forms, original.outputs(), original.feeds, memory)
+        finalists = self._compile(forms, original, memory)
         keys = {name: self._key("program", derivation.end) for name, derivation in finalists.derivations.items()}
         calls = {"original": original.run, **finalists.runners}
         keys = {"original": self._key("onnxruntime"), **keys}
@@ -444,16 +449,16 @@ class TuningTask:
         others = np.zeros(self.displacing_bytes // ELEMENT_BYTES, np.float32)
         return (lambda: [array.max(initial=0) for array in (others, *feeds.values())]) if others.size else None
 
-    def _compile(self, forms: Sequence[_Form], want: Arrays, feeds: Arrays, memory: MemoryWatch) -> _Finalists:
+    def _compile(self, forms: Sequence[_Form], original: OriginalRun, memory: MemoryWatch) -> _Finalists:
         """Compile *forms* in two rounds: those without an estimate and the first other one, then others with hope."""
-        found, race = _Finalists(), _Race(self.original_seconds)
+        found, race, want = _Finalists(), _Race(self.original_seconds), original.outputs()
         estimated = [form for form in forms if form.estimate is not None]
         first = [*(form for form in forms if form.estimate is None), *estimated[:1]]
         for tried in (first, estimated[1:]):
             self._compile_ahead([form.derivation.end for form in tried if race.is_open_to(form)], memory)
             for form in tried:
                 if race.is_open_to(form):
-                    self._try_form(form, found, race, want, feeds, memory)
+                    self._try_form(form, found, race, original, want, memory)
         return found
 
     def _compile_ahead(self, programs: Sequence[Program], memory: MemoryWatch) -> None:
@@ -462,15 +467,15 @@ class TuningTask:
             self.context.ahead(programs, self.constants)
 
     def _try_form(
-        self, form: _Form, found: _Finalists, race: _Race, want: Arrays, feeds: Arrays, memory: MemoryWatch
+        self, form: _Form, found: _Finalists, race: _Race, original: OriginalRun, want: Arrays, memory: MemoryWatch
     ) -> None:
         """Compile *form* and enter it in *race* and *found*, or say in *found* why it is refused."""
-        derivation = form.derivation
+        derivation, feeds = form.derivation, original.feeds
         try:
             memory.require(working_set_bytes(derivation.end), "a candidate")
             run = self.context.compiler(derivation.end, self.constants)
             got = run(feeds)
-            plain, error = level_report(derivation), largest_error(want, got)
+            plain, error = level_report(derivation), original.error(want, got)
             if plain.level == "bf16":
                 report = measure_errors(derivation, plain, {**feeds, **self.constants}, want, got)
                 if excess := report.excess(self.context.settings.error_bound):
@@ -540,6 +545,12 @@ def _times(
     for name, seconds in measured.items():
         store.record(keys[name], seconds, "measured in turns")
     return measured
+
+
+def count_nodes(program: Program) -> int:
+    """Return the number of nodes that compute *program* at run time: views and weights need none."""
+    constant = weight_only(program)
+    return sum(e.name not in constant and not (e.via and e.via.operator == VIEW) for e in program.equations)
 
 
 def working_set_bytes(program: Program) -> int:

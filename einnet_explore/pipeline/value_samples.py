@@ -13,13 +13,12 @@ from math import inf, log, prod
 
 import numpy as np
 import onnx
-import onnxruntime
 
 from einnet_explore.equivalence.slices import grid_points, slice_scope
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Access, Box, Equation, Scope, Tensor, accesses, map_tensors, scopes, tensors
 from einnet_explore.onnx_import.model import Model, Shape, copy_message
-from einnet_explore.pipeline.model_sessions import open_session, run_session
+from einnet_explore.pipeline.model_sessions import open_session, run_session, without_optimisations
 from einnet_explore.runtime.arrays import Array
 
 PROJECTIONS = 3
@@ -206,11 +205,6 @@ def _portions(model: Model) -> Iterable[Sequence[str]]:
             portion, size = [], 0
         portion.append(name)
     yield portion
-
-
-def without_optimisations(options: onnxruntime.SessionOptions) -> None:
-    """Set the *options* of a session that computes every node as it stands."""
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
 
 
 def _projections(array: Array) -> tuple[float, ...]:

@@ -35,10 +35,7 @@ from einnet_explore.ir import FLOAT32, Scope
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import Array, Arrays
 from einnet_explore.runtime.measurement import SPIN_SECONDS
-from einnet_explore.runtime.onnx_weights import NO_WEIGHTS, open_lent, weight_proto
-
-DOMAIN = "einnet"
-"""The custom operator's."""
+from einnet_explore.runtime.onnx_weights import DOMAIN, NO_WEIGHTS, open_lent, weight_proto
 
 _LAUNCH, _SPACE = "__TVMBackendParallelLaunch", "__TVMBackendAllocWorkspace"
 """Variables of a compiled kernel for the runtime's functions; TVM sets them when it loads the kernel."""

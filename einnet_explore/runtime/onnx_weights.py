@@ -1,7 +1,7 @@
 """Weights of ONNX models apart from their graphs, which declare them without their elements.
 
-A declared weight is external data of no file.  Sessions are lent the array: nothing is serialised, parsed or copied,
-and operators read it in place, except those for which ONNX Runtime has a layout of its own.
+A declared weight is external data of no file.  Sessions are lent the array, so nothing is serialised or parsed, and
+kernels read it in place.
 
 Weights of kernels lie in large pages: with 4 KiB pages, a kernel that reads megabytes of weights misses the TLB on
 every page, and hardware prefetching stops at every page boundary.
@@ -22,6 +22,9 @@ from google.protobuf.message import Message  # type: ignore[import-untyped]
 from onnx import TensorProto, helper, numpy_helper
 
 from einnet_explore.runtime.arrays import ALIGNMENT, Array, Arrays, aligned, aligned_empty
+
+DOMAIN = "einnet"
+"""The domain of the operators that run kernels."""
 
 MIN_DECLARED_BYTES = 1 << 10
 """Bytes of a weight from which on it is declared: fewer are written into the graph, where shape inference sees them."""
@@ -97,7 +100,7 @@ def open_lent(
 ) -> onnxruntime.InferenceSession:
     """Open *model* (or its content, or path) with *options*, and lend it those of *weights* that it declares.
 
-    Weights that no operator reads in place are needed only here.  Raises an exception of ``ONNXRUNTIME_ERRORS``.
+    Weights that are not read in place are needed only here.  Raises an exception of ``ONNXRUNTIME_ERRORS``.
     """
     if not isinstance(model, onnx.ModelProto):
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -108,9 +111,8 @@ def open_lent(
         if is_declared(tensor) and tensor.name in read  # ONNX Runtime drops others, and refuses their arrays
     }
     options.add_external_initializers([*lent], [*lent.values()])  # copied
-    copied = {name for node in model.graph.node if node.op_type in _COPYING_OPERATORS for name in node.input}
-    others = {name for node in model.graph.node if node.op_type not in _COPYING_OPERATORS for name in node.input}
-    in_place = {name: value for name, value in lent.items() if name in others or name not in copied}
+    names = _names_read_in_place(model.graph)
+    in_place = {name: value for name, value in lent.items() if name in names}
     for name, value in in_place.items():
         options.add_initializer(name, value)
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -128,8 +130,19 @@ def _read_names(graph: onnx.GraphProto) -> Iterable[str]:
                 yield from _read_names(inner)
 
 
-_COPYING_OPERATORS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-"""Operators for whose weights ONNX Runtime has layouts of its own: the array is not needed after that."""
+def _names_read_in_place(graph: onnx.GraphProto) -> set[str]:
+    """Return the names that only kernels and Gather read.
+
+    Of other weights ONNX Runtime makes copies, in layouts of its own or, under the same name, transposed: an array that
+    is read in place would take the place of the latter.
+    """
+    found, others = set[str](), {value.name for value in graph.output}
+    for node in graph.node:
+        (found if node.domain == DOMAIN or node.op_type == "Gather" else others).update(node.input)
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                others.update(_read_names(inner))
+    return found - others
 
 
 LARGE_PAGE_BYTES = 2 << 20

@@ -38,10 +38,9 @@ from einnet_explore.onnx_import.input_domains import describe_random_inputs
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.baseline import random_model_inputs
 from einnet_explore.pipeline.folded_weights import FoldedWeight
-from einnet_explore.pipeline.model_sessions import open_session, run_session
+from einnet_explore.pipeline.model_sessions import open_session, run_session, without_optimisations
 from einnet_explore.pipeline.value_differences import first_difference, first_undecided
 from einnet_explore.pipeline.value_proofs import Sweep, ValuePair, match_interface, open_sweep
-from einnet_explore.pipeline.value_samples import without_optimisations
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.session.comparison import programs_side_by_side, texts_side_by_side
 from einnet_explore.session.comparison_graphs import side_by_side
