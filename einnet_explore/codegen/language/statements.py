@@ -60,6 +60,15 @@ class LocalArray(Node):
 
 
 @node
+class Part(Node):
+    """*array* stands for the elements of *whole* from *first* on."""
+
+    array: Array
+    whole: Array
+    first: Expr
+
+
+@node
 class Assign(Node):
     """var = value."""
 
@@ -253,6 +262,7 @@ class Comment(Node):
 Statement: TypeAlias = (
     Declare
     | LocalArray
+    | Part
     | Assign
     | Store
     | Copy
@@ -427,6 +437,7 @@ def has_barrier(statement: Statement) -> bool:
 
 _EXPRESSIONS: Mapping[type[Node], tuple[str, ...]] = {
     Declare: ("value",),
+    Part: ("first",),
     Assign: ("value",),
     Store: ("index", "value"),
     Copy: ("write", "read"),
@@ -442,6 +453,7 @@ _EXPRESSIONS: Mapping[type[Node], tuple[str, ...]] = {
 """The fields that are expressions."""
 
 _ARRAYS: Mapping[type[Node], tuple[str, ...]] = {
+    Part: ("whole",),
     Store: ("array",),
     Copy: ("target", "source"),
     LoadPair: ("array",),
@@ -456,6 +468,7 @@ _ARRAYS: Mapping[type[Node], tuple[str, ...]] = {
 _DECLARED: Mapping[type[Node], tuple[str, ...]] = {
     Declare: ("var",),
     LocalArray: ("array",),
+    Part: ("array",),
     LoadPair: ("left", "right"),
 }
 """The fields that are declared variables and arrays."""
@@ -486,7 +499,7 @@ def accessed_arrays(statement: Statement) -> tuple[Array, ...]:
 
 def written_array(statement: Statement) -> Array | None:
     """Return the array that *statement* itself writes, or None."""
-    reads = isinstance(statement, LoadPair | Prefetch)
+    reads = isinstance(statement, LoadPair | Part | Prefetch)
     return None if reads else next(iter(_fields(statement, _ARRAYS)), None)
 
 
