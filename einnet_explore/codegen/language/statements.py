@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import TypeAlias
 
@@ -435,36 +435,6 @@ def has_barrier(statement: Statement) -> bool:
     return any(isinstance(s, Barrier) for s in all_statements((statement,)))
 
 
-_EXPRESSIONS: Mapping[type[Node], tuple[str, ...]] = {
-    Declare: ("value",),
-    Part: ("first",),
-    Assign: ("value",),
-    Store: ("index", "value"),
-    Copy: ("write", "read"),
-    LoadPair: ("index",),
-    StorePair: ("index", "left", "right"),
-    PairOperation: ("index",),
-    StoreTransposed: ("write",),
-    FragmentProduct: ("at", "left_at", "right_at"),
-    Prefetch: ("index",),
-    For: ("start", "stop", "step"),
-    If: ("condition",),
-}
-"""The fields that are expressions."""
-
-_ARRAYS: Mapping[type[Node], tuple[str, ...]] = {
-    Part: ("whole",),
-    Store: ("array",),
-    Copy: ("target", "source"),
-    LoadPair: ("array",),
-    StorePair: ("array",),
-    PairOperation: ("target", "left", "right"),
-    StoreTransposed: ("target", "tile"),
-    FragmentProduct: ("sums", "left", "right"),
-    Prefetch: ("array",),
-}
-"""The fields that are accessed arrays: the one that is written first."""
-
 _DECLARED: Mapping[type[Node], tuple[str, ...]] = {
     Declare: ("var",),
     LocalArray: ("array",),
@@ -472,6 +442,19 @@ _DECLARED: Mapping[type[Node], tuple[str, ...]] = {
     LoadPair: ("left", "right"),
 }
 """The fields that are declared variables and arrays."""
+
+
+def _fields_of(kind: type[Node], of: str) -> tuple[str, ...]:
+    """Return the fields of *kind* that are of the type *of* or None, and not declared there."""
+    own = (f for f in fields(kind) if f.name not in _DECLARED.get(kind, ()))  # type: ignore[arg-type]
+    return tuple(f.name for f in own if f.type in (of, f"{of} | None"))
+
+
+_EXPRESSIONS = {kind: _fields_of(kind, "Expr") for kind in typing.get_args(Statement)}
+"""The fields that are expressions."""
+
+_ARRAYS = {kind: _fields_of(kind, "Array") for kind in typing.get_args(Statement)}
+"""The fields that are accessed arrays: the one that is written first."""
 
 
 def _fields(statement: Statement, of: Mapping[type[Node], tuple[str, ...]]) -> Iterable[typing.Any]:
