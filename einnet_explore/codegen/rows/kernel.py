@@ -29,7 +29,6 @@ from einnet_explore.codegen.language.lowering import mixed_radix_split
 from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.codegen.tvm.emission import (
-    COMBINE,
     Environment,
     VectorTile,
     count_steps,
@@ -41,6 +40,7 @@ from einnet_explore.codegen.tvm.emission import (
     tvm_constant,
     tvm_expression,
     tvm_function,
+    tvm_join,
     vector_tile,
 )
 from einnet_explore.ir import REDUCTIONS, Const, Iterator, Scalar, Scope, Table, Tensor
@@ -298,7 +298,7 @@ class RowWriter:
         total = T.alloc_buffer((1,))
         T.buffer_store(total, lanes[0], [0])
         for x in range(1, self._lanes):
-            T.buffer_store(total, COMBINE[node.reduce](total[0], lanes[x]), [0])
+            T.buffer_store(total, tvm_join(node.reduce, total[0], lanes[x]), [0])
         self.readers[node_name(n)] = lambda: total[0]
 
 
@@ -317,7 +317,7 @@ def _accumulate_into(
         del w
         x, fresh = lane
         counted = value if fresh is None else tirx.Select(fresh, value, neutral)
-        T.buffer_store(total, COMBINE[reduce](total[x], counted), [x])
+        T.buffer_store(total, tvm_join(reduce, total[x], counted), [x])
 
     return add
 

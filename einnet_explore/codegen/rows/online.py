@@ -218,7 +218,7 @@ class _OnlineBlock:
                             self._store_edge_scores(line, c)
                         with T.Else():
                             store_vector(self.powers, tirx.Broadcast(_no_score(), lanes), start + c * lanes, lanes)
-        found = fold_vector(most, lanes, lambda a, b: tirx.max(a, b))  # noqa: PLW0108 - TVM's is overloaded
+        found = fold_vector(most, lanes, "max")
         T.buffer_store(largest, tirx.max(self.most[r], found), [r])
 
     def _store_inner_scores(self, line: _ScoredRow, c: TvmObject) -> None:
@@ -261,7 +261,7 @@ class _OnlineBlock:
             power = emission.tvm_operator("exp", (self.powers[at] - self.most[r],))
             T.buffer_store(self.powers, power, [at])
             T.buffer_store(sums, sums[x] + self.powers[at], [x])
-        found = fold_vector(sums, lanes, lambda a, b: a + b)
+        found = fold_vector(sums, lanes, "sum")
         T.buffer_store(self.total, self.total[r] * self.again[r] + found, [r])
 
     def _add_weighted_values(self, begin: TvmObject) -> None:
