@@ -205,37 +205,33 @@ class _OnlineBlock:
         line = _ScoredRow(row, start, begin, begin if nest.dense else T.bind(begin - row), most)
         with T.serial(kernel.columns // lanes) as c:
             if nest.dense and nest.along.extent % kernel.columns == 0:
-                self._store_inner_scores(line, c)
+                self._store_scores(line, c, edge=False)
             elif nest.along not in _read_iterators(kernel.online.score):  # then nothing is read beyond the row
-                self._store_edge_scores(line, c)
+                self._store_scores(line, c, edge=True)
             else:
                 place = line.offset + c * lanes
                 with T.If(tirx.all(place >= 0, place + lanes <= nest.along.extent)):
                     with T.Then():
-                        self._store_inner_scores(line, c)
+                        self._store_scores(line, c, edge=False)
                     with T.Else(), T.If(tirx.all(place + lanes > 0, place < nest.along.extent)):
                         with T.Then():
-                            self._store_edge_scores(line, c)
+                            self._store_scores(line, c, edge=True)
                         with T.Else():
                             store_vector(self.powers, tirx.Broadcast(_no_score(), lanes), start + c * lanes, lanes)
         found = fold_vector(most, lanes, "max")
         T.buffer_store(largest, tirx.max(self.most[r], found), [r])
 
-    def _store_inner_scores(self, line: _ScoredRow, c: TvmObject) -> None:
-        """Store the scores of vector *c* of *line*, whose columns are all inside the row."""
-        with T.vectorized(self.kernel.lanes) as x:
-            at = c * self.kernel.lanes + x
-            self._store_score(line, at, x, self._score(line, at, line.offset + at))
-
-    def _store_edge_scores(self, line: _ScoredRow, c: TvmObject) -> None:
-        """Store the scores of vector *c* of *line*, −∞ for columns outside the row."""
-        extent = self.kernel.nest.along.extent
-        with T.vectorized(self.kernel.lanes) as x:
-            at = c * self.kernel.lanes + x
+    def _store_scores(self, line: _ScoredRow, c: TvmObject, edge: bool) -> None:
+        """Store the scores of vector *c* of *line*; at an *edge*, −∞ for columns outside the row."""
+        extent, lanes = self.kernel.nest.along.extent, self.kernel.lanes
+        with T.vectorized(lanes) as x:
+            at = c * lanes + x
             place = line.offset + at
-            value = self._score(line, at, tirx.max(tirx.min(place, extent - 1), 0))
-            value = tirx.Select(hide_condition(tirx.all(place >= 0, place < extent)), value, _no_score())
-            self._store_score(line, at, x, value)
+            value = self._score(line, at, tirx.max(tirx.min(place, extent - 1), 0) if edge else place)
+            if edge:
+                value = tirx.Select(hide_condition(tirx.all(place >= 0, place < extent)), value, _no_score())
+            T.buffer_store(self.powers, value, [line.start + at])
+            T.buffer_store(line.most, tirx.max(line.most[x], self.powers[line.start + at]), [x])
 
     def _score(self, line: _ScoredRow, at: TvmObject, inside: TvmObject) -> TvmObject:
         """Return the score at column *at* of the block, which is *inside* in the row."""
@@ -245,10 +241,6 @@ class _OnlineBlock:
         }
         readers |= {node_name(n): _element_reader(b, line.begin + at) for n, b in self.columns.items()}
         return kernel.scalar(kernel.online.score, {**self.env, nest.row: line.row, nest.along: inside}, readers)
-
-    def _store_score(self, line: _ScoredRow, at: TvmObject, x: TvmObject, value: TvmObject) -> None:
-        T.buffer_store(self.powers, value, [line.start + at])
-        T.buffer_store(line.most, tirx.max(line.most[x], self.powers[line.start + at]), [x])
 
     def _powers(self, r: TvmObject) -> None:
         """Store the exponentials of row *r* and add them to their sum."""
