@@ -27,6 +27,7 @@ from einnet_explore.codegen.language.statements import (
     LoadPair,
     LocalArray,
     PairOperation,
+    Part,
     Prefetch,
     Statement,
     Store,
@@ -122,6 +123,8 @@ class Thread:
                 where = self.own if array.space == "private" else self.memory.held
                 if array.space == "private" or array.name not in where:
                     where[array.name] = np.zeros(array.size, array.kind.dtype)
+            case Part(array, whole, first):
+                self.own[array.name] = self.own[whole.name][self.value(first) :]
             case Store(array, index, value):
                 self.put(array, self.value(index), self.value(value))
             case Copy(target, write, source, read, n):

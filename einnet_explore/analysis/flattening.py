@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache
 from html import escape
 from itertools import accumulate, permutations
 
+from einnet_explore.analysis.indices import is_inside_box
 from einnet_explore.analysis.regions import always_holds
 from einnet_explore.ir import Access, Bound, Index, Iterator, Scope, Table, Tensor, accesses
 
@@ -176,6 +177,16 @@ class FlattenedScope:
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return {"text/html": self._repr_html_(), "text/latex": self._repr_latex_(), "text/plain": repr(self)}
+
+
+def reads_packs(access: Access, x: Iterator, size: int) -> bool:
+    """Whether *size* values of *x* at a time are neighbours in memory, at multiples of it, all inside or outside."""
+    place = flat_address(access)
+    rest = place - x
+    if x in rest.iterators or x.extent % size or (place.const + x.lo) % size or any(k % size for _, k in rest.terms):
+        return False
+    along = [(i, box) for i, box in zip(access.index, access.source.box, strict=True) if x in i.iterators]
+    return all(is_inside_box((i,), (box,)) for i, box in along)
 
 
 def are_neighbours(steps: Iterable[tuple[int, int]], inner: int) -> bool:

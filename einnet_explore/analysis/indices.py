@@ -130,15 +130,24 @@ def parse_index_over(text: object, iterators: Iterable[Iterator]) -> Index:
 
 def guard(index: tuple[Index, ...], box: Box, inside: Scalar, outside: float) -> Scalar:
     """Return *inside* where *index* lies in *box*, else *outside*; conditions that always hold are dropped."""
-    for i, (lo, hi) in reversed(tuple(zip(index, box, strict=True))):
+    tests = box_tests(index, box)
+    if tests is None:
+        return Const(outside)
+    for test in reversed(tests):
+        inside = Apply("where", (test, inside, Const(outside)))
+    return inside
+
+
+def box_tests(index: Iterable[Index], box: Box) -> tuple[Compare, ...] | None:
+    """Return the conditions under which *index* lies in *box*, without those that always hold; None: it never does."""
+    tests = list[Compare]()
+    for i, (lo, hi) in zip(index, box, strict=True):
         least, most = i.bounds
         if most < lo or least >= hi:
-            return Const(outside)
-        if most >= hi:
-            inside = Apply("where", (Compare("<", i, as_index(hi)), inside, Const(outside)))
-        if least < lo:
-            inside = Apply("where", (Compare(">=", i, as_index(lo)), inside, Const(outside)))
-    return inside
+            return None
+        tests += [Compare(">=", i, as_index(lo))] if least < lo else []
+        tests += [Compare("<", i, as_index(hi))] if most >= hi else []
+    return tuple(tests)
 
 
 def replace_part(body: Scalar, number: int, new: Scalar) -> Scalar:

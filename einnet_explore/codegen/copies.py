@@ -23,7 +23,7 @@ from functools import cached_property, reduce
 from itertools import count, product
 from math import prod
 
-from einnet_explore.analysis.flattening import flat_address, row_major_strides
+from einnet_explore.analysis.flattening import flat_address, reads_packs, row_major_strides
 from einnet_explore.analysis.indices import compared_iterators, fresh_name, guard, is_inside_box, substitute
 from einnet_explore.codegen.language.lowering import (
     FIRST_BLOCK,
@@ -239,13 +239,8 @@ def direct_copy(frame: CopyFrame) -> Kernel:
 
 def _is_packable(frame: CopyFrame, access: Access, size: int) -> bool:
     """True if *size* neighbours of *access* are neighbours in memory, at a multiple of a pack."""
-    place = flat_address(access)
-    if not place.affine or place.coefficient(frame.inner) != 1 or frame.inner.extent % size:
-        return False
-    inside = is_inside_box(access.index, access.source.box)
-    start = place.evaluate(lambda x: x.lo)
-    others = (place.coefficient(x) for x in place.iterators if x != frame.inner)
-    return inside and start % size == 0 and all(k % size == 0 for k in others)
+    inside = flat_address(access).affine and is_inside_box(access.index, access.source.box)
+    return inside and reads_packs(access, frame.inner, size)
 
 
 def _pack(frame: CopyFrame, at: Mapping[Iterator, Expr], packed: Iterable[Access], point: Expr) -> Iterable[Statement]:

@@ -287,7 +287,7 @@ def sum_length(stage: BlockStage) -> int:
 
 def exceeds_cache(stage: BlockStage, product: StageProduct, machine: Machine) -> bool:
     """True if the columns read an input of more than half of the second-level cache."""
-    return not is_stage_result(product.right) and column_bytes(stage, product) > machine.l2 // 2
+    return not is_stage_result(product.right) and _read_bytes(stage, product.right) > machine.l2 // 2
 
 
 def is_stage_result(access: Access) -> bool:
@@ -300,12 +300,8 @@ def is_earlier_result(access: Access) -> bool:
     return tensor_name(access.source).startswith("@#")
 
 
-def column_bytes(stage: BlockStage, product: StageProduct) -> int:
-    """Return the bytes that the columns of *product* read in a block."""
-    return _read_bytes(stage, product.right)
-
-
 def _read_bytes(stage: BlockStage, access: Access) -> int:
+    """Return the bytes that *access* reads in a block of *stage*."""
     moving = {x for i in access.index for x in i.iterators}
     return 4 * prod(x.extent for x in (*stage.traversals, *stage.sums) if x in moving)
 
@@ -514,7 +510,7 @@ def _stage_cycles(stage: BlockStage, rounds: int, machine: Machine) -> float:
     if not exceeds_cache(stage, found, machine):
         return rounds * work
     # The other layers of a model have used the last cache since: the first block reads from memory.
-    size = column_bytes(stage, found)
+    size = _read_bytes(stage, found.right)
     first = size / (machine.l2_bytes / MEMORY_SLOWDOWN)
     others = size / (machine.l2_bytes / (L3_SLOWDOWN if 2 * size <= machine.l3 else MEMORY_SLOWDOWN))
     return max(work, first) + (rounds - 1) * max(work, others)

@@ -163,18 +163,9 @@ class BlockWriter:
 
 def address_steps(body: Scalar | Index, x: Iterator) -> frozenset[int | None]:
     """Return the steps of the addresses of *body* along *x*; None stands for uneven steps."""
-    if isinstance(body, Index):
-        k = body.coefficient(x)
-        return frozenset({None if x in (body - x * k).iterators else k})
-    out: set[int | None] = set()
-
-    def see(access: Access) -> Scalar:
-        for i in access.index:
-            out.update(address_steps(i, x))
-        return Const(0)
-
-    map_accesses(body, see)
-    return frozenset(out)
+    places = (body,) if isinstance(body, Index) else tuple(i for a in accesses(body) for i in a.index)
+    steps = ((i, i.coefficient(x)) for i in places)
+    return frozenset(None if x in (i - x * k).iterators else k for i, k in steps)
 
 
 @dataclass(frozen=True, slots=True)

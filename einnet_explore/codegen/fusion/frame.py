@@ -15,6 +15,7 @@ from itertools import count
 from math import prod
 
 from einnet_explore.analysis.flattening import are_neighbours, row_major_strides
+from einnet_explore.analysis.indices import box_tests
 from einnet_explore.codegen.fusion.operations import Shapes, read_name
 from einnet_explore.codegen.fusion.plan import FusedKernel, FusedNest, FusedStep, constant_argument
 from einnet_explore.codegen.language import lowering
@@ -33,7 +34,7 @@ from einnet_explore.codegen.language.values import (
     literal,
     select,
 )
-from einnet_explore.ir import REDUCTIONS, Bound, Compare, Iterator, Scope, Table, Tensor, accesses, as_index
+from einnet_explore.ir import REDUCTIONS, Iterator, Scope, Table, Tensor, accesses
 
 Strides = Mapping[str, tuple[int, ...]]
 
@@ -337,7 +338,9 @@ class EmissionState:
 
     def guarded(self, step: FusedStep, value: Expr) -> Expr:
         """Return *value* if the domain of *step* holds, else its constant."""
-        tests = [t for b in step.domain for t in _bound_tests(b)]
+        tests = box_tests([b.index for b in step.domain], tuple((b.lo, b.hi) for b in step.domain))
+        if tests is None:
+            return literal(step.value, value.type)
         test = conjunction(*(lowering.lower_comparison(t, self._places, self.wide) for t in tests))
         return value if test is None else select(test, value, literal(step.value, value.type))
 
@@ -375,14 +378,6 @@ def join_values(step: FusedStep, total: Expr, value: Expr) -> Expr:
     """Return *value* joined with *total*, in the type of *total*."""
     assert step.reduce is not None
     return lowering.lower_join(step.reduce, total, cast(total.type, value))
-
-
-def _bound_tests(bound: Bound) -> Iterable[Compare]:
-    lo, hi = bound.index.bounds
-    if lo < bound.lo:
-        yield Compare(">=", bound.index, as_index(bound.lo))
-    if hi >= bound.hi:
-        yield Compare("<", bound.index, as_index(bound.hi))
 
 
 LoopBody = Callable[[EmissionState], Iterable[Statement]]

@@ -198,7 +198,7 @@ class _StagePlacement:
             return False
         own = self.types.get(operation.name)
         return all(
-            _is_inside(a) and (reads_own_point(a, operation) or self.types.get(o.name) == own)
+            reads_inside(a) and (reads_own_point(a, operation) or self.types.get(o.name) == own)
             for o in self.found
             for a in o.reads
             if read_name(a) == operation.name
@@ -287,7 +287,8 @@ class _StagePlacement:
         return map_accesses(body, swap)
 
 
-def _is_inside(access: Access) -> bool:
+def reads_inside(access: Access) -> bool:
+    """True if *access* never leaves its source."""
     return all(always_holds(Bound(i, lo, hi)) for i, (lo, hi) in zip(access.index, access.source.box, strict=True))
 
 

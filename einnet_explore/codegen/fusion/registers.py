@@ -16,11 +16,10 @@ from types import MappingProxyType
 
 import numpy.typing as npt
 
-from einnet_explore.analysis.regions import always_holds
 from einnet_explore.codegen.fusion.frame import EmissionState, FusedLayout, LoopBody, memory_uses
 from einnet_explore.codegen.fusion.gpu import FUSED_THREADS, GpuWriter, gpu_kernel, gpu_layout, write_kernel
 from einnet_explore.codegen.fusion.operations import Shapes, read_name
-from einnet_explore.codegen.fusion.plan import FusedKernel, FusedNest
+from einnet_explore.codegen.fusion.plan import FusedKernel, FusedNest, reads_inside
 from einnet_explore.codegen.language.lowering import add_offset
 from einnet_explore.codegen.language.statements import (
     MAX_BLOCK_REGISTERS,
@@ -34,7 +33,7 @@ from einnet_explore.codegen.language.statements import (
     Statement,
 )
 from einnet_explore.codegen.language.values import Array, Expr, Literal, Type, cast, type_of
-from einnet_explore.ir import Bound, Iterator, accesses
+from einnet_explore.ir import Iterator, accesses
 
 HELD_ELEMENTS = 40
 """Elements that a thread holds in registers, at most."""
@@ -215,7 +214,7 @@ def own_places(fused: FusedKernel) -> Places:
         for stage in fused.stages
         for step in stage.steps
         for a in accesses(step.body)
-        if not all(always_holds(Bound(i, lo, hi)) for i, (lo, hi) in zip(a.index, a.source.box, strict=True))
+        if not reads_inside(a)
     }
     found: dict[str, tuple[Iterator, ...]] = {}
     for memory, places in uses.items():

@@ -352,7 +352,8 @@ class Dialect:
     double: Mapping[str, str]
     helper: str
     spaces: Mapping[str, str]
-    ids: Mapping[str, tuple[str, str, str]]
+    ids: Mapping[str, str]
+    """Launch coordinates, where n stands for the number of the dimension and axis for its letter."""
     barrier: str
     infinity: tuple[str, str]
     suffix: Mapping[str, str] = field(default_factory=dict)
@@ -360,6 +361,10 @@ class Dialect:
     def spell(self, kind: Type) -> str:
         """Return the name of *kind*."""
         return self.types[repr(kind)]
+
+    def launch_index(self, of: str, dim: int) -> str:
+        """Return the launch coordinate *of* dimension *dim*."""
+        return self.ids[of].format(n=dim, axis="xyz"[dim])
 
     def built_ins(self, kind: Type) -> Mapping[str, str]:
         """Return the built-in functions of *kind*, by name; helpers replace others."""
@@ -387,8 +392,6 @@ class Dialect:
         return f"{self.helper} {out}"
 
 
-_THREADS = ("threadIdx.x", "threadIdx.y", "threadIdx.z")
-
 CUDA = Dialect(
     "cuda",
     {**_C, "float16": "__half"},
@@ -396,11 +399,7 @@ CUDA = Dialect(
     _DOUBLE | _GPU_ONLY,
     "static __device__ __forceinline__",
     {"global": "", "shared": "__shared__ ", "private": ""},
-    {
-        "thread": _THREADS,
-        "block": ("blockIdx.x", "blockIdx.y", "blockIdx.z"),
-        "grid": ("gridDim.x", "gridDim.y", "gridDim.z"),
-    },
+    {"thread": "threadIdx.{axis}", "block": "blockIdx.{axis}", "grid": "gridDim.{axis}"},
     "__syncthreads();",
     ("__int_as_float(0x7f800000)", "__int_as_float(0x7fffffff)"),
     {"int64": "LL", "uint64": "ULL", "uint32": "U"},
@@ -413,11 +412,7 @@ OPENCL = Dialect(
     _DOUBLE | _GPU_ONLY,
     "static inline",
     {"global": "__global ", "shared": "__local ", "private": ""},
-    {
-        "thread": ("get_local_id(0)", "get_local_id(1)", "get_local_id(2)"),
-        "block": ("get_group_id(0)", "get_group_id(1)", "get_group_id(2)"),
-        "grid": ("get_num_groups(0)", "get_num_groups(1)", "get_num_groups(2)"),
-    },
+    {"thread": "get_local_id({n})", "block": "get_group_id({n})", "grid": "get_num_groups({n})"},
     "barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);",
     ("INFINITY", "NAN"),
     {"int64": "L", "uint64": "UL", "uint32": "U"},
@@ -430,11 +425,7 @@ C = Dialect(
     _DOUBLE,
     "static inline",
     {"global": "", "shared": "", "private": ""},
-    {
-        "thread": ("0", "0", "0"),
-        "block": ("block_x", "block_y", "block_z"),
-        "grid": ("grid_x", "grid_y", "grid_z"),
-    },
+    {"thread": "0", "block": "block_{axis}", "grid": "grid_{axis}"},
     "",
     ("INFINITY", "NAN"),
     {"int64": "LL", "uint64": "ULL", "uint32": "U"},
@@ -566,7 +557,7 @@ class ExpressionPrinter:
             case Var(name):
                 return self.names.of(name), _ATOM_PRECEDENCE
             case LaunchIndex(of, dim):
-                said = self.dialect.ids[of][dim]
+                said = self.dialect.launch_index(of, dim)
                 return (said, _ATOM_PRECEDENCE) if self.dialect is C else (f"(int){said}", UNARY_PRECEDENCE)
             case Unary(op, arg):
                 return f"{op}{self.expr(arg, _ATOM_PRECEDENCE)}", UNARY_PRECEDENCE
@@ -580,7 +571,7 @@ class ExpressionPrinter:
                 inner = max(binds, 9) if op in ("&", "|", "^", "<<", ">>", "==", "!=") else binds
                 return f"{self.expr(left, inner)} {op} {self.expr(right, max(inner, binds + 1))}", binds
             case Cast(kind, LaunchIndex(of, dim)) if self.dialect is not C and kind.integer:
-                return f"({self.dialect.spell(kind)}){self.dialect.ids[of][dim]}", UNARY_PRECEDENCE
+                return f"({self.dialect.spell(kind)}){self.dialect.launch_index(of, dim)}", UNARY_PRECEDENCE
             case Cast(kind, Call("minimum", (Call("maximum", (x, Literal(low))), Literal(high)))) if (
                 self.dialect is C and kind.integer and kind.bits <= 16 and (whole := _shifted_rounding(x)) is not None
             ):
@@ -732,18 +723,15 @@ class MemoryPrinter(ExpressionPrinter):
     def load_pair(self, left: Var, right: Var, array: Array, index: Expr) -> Iterable[str]:
         """Yield a load of two neighbouring halves as two floats."""
         a, b = self.names.of(left.name), self.names.of(right.name)
-        if self.dialect is CUDA:
-            pair = self.names.of(f"{left.name} {right.name}")
-            at = self.place(array, index)
-            yield f"const float2 {pair} = __half22float2(*reinterpret_cast<const __half2 *>({at}));"
-            yield f"float {a} = {pair}.x, {b} = {pair}.y;"
-        elif self.dialect is OPENCL:
-            pair = self.names.of(f"{left.name} {right.name}")
-            where = f"({self.dialect.spaces[array.space]}const half *)({self.place(array, index)})"
-            yield f"const float2 {pair} = vload_half2(0, {where});"
-            yield f"float {a} = {pair}.x, {b} = {pair}.y;"
-        else:
+        if self.dialect is C:
             yield f"float {a} = {self.expr(Load(array, index))}, {b} = {self.expr(Load(array, index + 1))};"
+            return
+        pair = self.names.of(f"{left.name} {right.name}")
+        at, space = self.place(array, index), self.dialect.spaces[array.space]
+        cuda = f"__half22float2(*reinterpret_cast<const __half2 *>({at}))"
+        value = cuda if self.dialect is CUDA else f"vload_half2(0, ({space}const half *)({at}))"
+        yield f"const float2 {pair} = {value};"
+        yield f"float {a} = {pair}.x, {b} = {pair}.y;"
 
     def store_pair(self, array: Array, index: Expr, left: Expr, right: Expr) -> Iterable[str]:
         """Yield a store of two floats as two neighbouring halves."""

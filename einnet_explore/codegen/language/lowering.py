@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
 from einnet_explore.analysis.flattening import flat_address, row_major_strides
-from einnet_explore.analysis.indices import guard
+from einnet_explore.analysis.indices import box_tests
 from einnet_explore.codegen.language.statements import walk_expression
 from einnet_explore.codegen.language.values import (
     BF16,
@@ -121,11 +121,11 @@ def lower_scalar(
             case Compare():
                 return lower_comparison(e, at, wide)
             case Access(source, where):
-                inside = _conditions(guard(where, source.box, Const(1), 0), at, wide)
-                if inside is None:
+                tests = box_tests(where, source.box)
+                if tests is None:
                     return literal(source.value, kind)
                 element = cast(kind, read(source, tuple(lower_index(i, at, wide) for i in where)))
-                test = conjunction(*inside)
+                test = conjunction(*(lower_comparison(t, at, wide) for t in tests))
                 return element if test is None else select(test, element, literal(source.value, kind))
             case Apply("where", (Compare() as condition, yes, no)):
                 chosen = select(go(condition), go(yes), go(no))
@@ -144,17 +144,6 @@ def _cheap(chosen: Select) -> bool:
     """True if both values can be computed as fast as one is chosen: no guarded reads, no functions."""
     parts = [part for value in (chosen.yes, chosen.no) for part in walk_expression(value)]
     return not any(isinstance(part, Call) or (isinstance(part, Select) and not part.eager) for part in parts)
-
-
-def _conditions(inside: Scalar, at: IteratorValues, wide: Type) -> list[Expr] | None:
-    """Return the tests around a guarded 1, or None if it is never read."""
-    match inside:
-        case Apply("where", (Compare() as condition, rest, _)):
-            more = _conditions(rest, at, wide)
-            return None if more is None else [lower_comparison(condition, at, wide), *more]
-        case Const(0):
-            return None
-    return []
 
 
 def lower_join(reduce: str, a: Expr, b: Expr) -> Expr:

@@ -40,6 +40,7 @@ from einnet_explore.codegen.language.statements import (
     LoadPair,
     LocalArray,
     PairOperation,
+    Part,
     Prefetch,
     Statement,
     Store,
@@ -58,7 +59,6 @@ from einnet_explore.codegen.language.statements import (
     launch_indices,
     map_bodies,
     own_expressions,
-    replace_expressions,
     rewrite_statement,
     used_names,
     walk_expression,
@@ -82,88 +82,6 @@ from einnet_explore.support.errors import Refused
 
 CACHE_LINE_BYTES = 64
 """Vectors of every CPU are aligned in arrays that begin at a multiple of this."""
-
-
-@dataclass(frozen=True)
-class PerThreadArray:
-    """An expansion of *old*, private to a thread: its element i is element ``i·scale + place·stride`` of *array*."""
-
-    old: Var | Array
-    array: Array
-    scale: int = 1
-    stride: int = 1
-
-    def of(self, kernel: Kernel, statement: Statement) -> Statement:
-        """Return *statement* with *array* in the place of *old*."""
-        place: Expr = Literal(0, I32)
-        for d in range(3):
-            if kernel.block[d] > 1:
-                place = place + LaunchIndex("thread", d) * prod(kernel.block[:d])
-        match self.old:
-            case Var() as var:
-                return _replace_variable(statement, var, Load(self.array, place))
-            case Array():
-                return self._replace_elements(statement, place * self.stride)
-
-    def _at(self, index: Expr, place: Expr) -> Expr:
-        return index * self.scale + cast(index.type, place)
-
-    def _replace_elements(self, s: Statement, place: Expr) -> Statement:
-        def expand_load(e: Expr) -> Expr | None:
-            match e:
-                case Load(array, index) if array == self.old:
-                    return Load(self.array, self._at(replace_expressions(index, expand_load), place))
-            return None
-
-        s = rewrite_statement(s, expand_load)
-        match s:
-            case Store(array, index, value) if array == self.old:
-                return Store(self.array, self._at(index, place), value)
-            case StorePair(array=array, index=index) | LoadPair(array=array, index=index) if array == self.old:
-                return replace(s, array=self.array, index=self._at(index, place))
-            case Copy(target, write, source, at):
-                if target == self.old:
-                    target, write = self.array, self._at(write, place)
-                if source == self.old:
-                    source, at = self.array, self._at(at, place)
-                return replace(s, target=target, write=write, source=source, read=at)
-            case PairOperation(target=target, left=left, right=right) if self.old in (target, left, right):
-                # All three have one index: they are loaded and stored one after the other instead.
-                raise Refused(f"array {self.array.name} is kept over a barrier, and a pair of it computed at once")
-            case StoreTransposed(tile=tile) if self.old == tile:
-                raise Refused(f"array {self.array.name} is kept over a barrier, and transposed")
-        return map_bodies(s, lambda body: (self._replace_elements(b, place) for b in body))
-
-
-def expand_per_thread(old: Var | Array, body: list[Statement], threads: int) -> PerThreadArray:
-    """Expand *old* to an array of the block.
-
-    Neighbouring threads are neighbours in memory, unless several elements are moved at once.
-    """
-    name = f"{old.name} of each"
-    match old:
-        case Var(_, kind):
-            return PerThreadArray(old, Array(name, kind, threads, "private", align=CACHE_LINE_BYTES))
-        case Array(_, kind, size):
-            if not any(_is_moved_whole(s, old) for s in body):
-                return PerThreadArray(
-                    old, Array(name, kind, size * threads, "private", align=CACHE_LINE_BYTES), threads, 1
-                )
-            each = -(-size * kind.size // PACK_BYTES) * PACK_BYTES // kind.size
-            return PerThreadArray(old, Array(name, kind, each * threads, "private", align=CACHE_LINE_BYTES), 1, each)
-
-
-def _is_moved_whole(s: Statement, array: Array) -> bool:
-    several = (Copy, StorePair, LoadPair, PairOperation, StoreTransposed)
-    return any(isinstance(b, several) and array in accessed_arrays(b) for b in all_statements((s,)))
-
-
-def _replace_variable(s: Statement, old: Var, new: Load) -> Statement:
-    s = rewrite_statement(s, lambda e: new if e == old else None)
-    match s:
-        case Assign(var, value) if var == old:
-            return Store(new.array, new.index, value)
-    return map_bodies(s, lambda body: (_replace_variable(b, old, new) for b in body))
 
 
 def fission_at_barriers(kernel: Kernel) -> tuple[Statement, ...]:
@@ -193,31 +111,46 @@ class _Block:
     kernel: Kernel
     changing: frozenset[str]
 
-    def split(self, body: tuple[Statement, ...], alike: frozenset[str]) -> Iterable[Statement]:
-        """Split *body* into loops over threads, one from barrier to barrier; *alike*: names with one value a block."""
-        first, spread, rest = self._split_declarations(body, alike)
+    def split(
+        self,
+        body: tuple[Statement, ...],
+        alike: frozenset[str],
+        kept: Mapping[Var | Array, Array] = MappingProxyType({}),
+    ) -> Iterable[Statement]:
+        """Split *body* into loops over threads, one from barrier to barrier.
+
+        *alike*: names with one value a block; *kept*: what lives across barriers, in arrays with one part a thread.
+        """
+        first, far, rest = self._split_declarations(body, alike)
         alike |= {s.var.name for s in first if isinstance(s, Declare)}
+        own = {old: self._expand_per_thread(old) for old in far}
+        kept = {**kept, **own}
         yield from first
-        yield from (LocalArray(one.array) for one in spread)
+        yield from map(LocalArray, own.values())
         run: list[Statement] = []
-        for as_written in rest:
-            s = as_written
-            for one in spread:
-                s = one.of(self.kernel, s)
+        for s in rest:
             if not has_barrier(s):
                 run.append(s)
                 continue
-            yield from self._loop_over_threads(run)
+            yield from self._loop_over_threads(run, kept)
             run = []
             if not isinstance(s, Barrier):
                 inside = alike | {s.var.name} if isinstance(s, For) else alike
-                yield map_bodies(s, partial(self.split, alike=inside))
-        yield from self._loop_over_threads(run)
+                yield map_bodies(s, partial(self.split, alike=inside, kept=kept))
+        yield from self._loop_over_threads(run, kept)
+
+    def _expand_per_thread(self, old: Var | Array) -> Array:
+        """Return the array that holds *old* of every thread; parts that are arrays are aligned."""
+        size = 1
+        if isinstance(old, Array):
+            unit = max(old.align, PACK_BYTES)
+            size = -(-old.size * old.kind.size // unit) * unit // old.kind.size
+        return Array(f"{old.name} of each", old.kind, size * self.kernel.threads, "private", align=CACHE_LINE_BYTES)
 
     def _split_declarations(
         self, body: tuple[Statement, ...], alike: frozenset[str]
-    ) -> tuple[list[Statement], list[PerThreadArray], list[Statement]]:
-        """Return (declarations once a block, arrays with one element a thread, the other statements)."""
+    ) -> tuple[list[Statement], list[Var | Array], list[Statement]]:
+        """Return (declarations once a block, what each thread keeps across barriers, the other statements)."""
         first: list[Statement] = []
         rest: list[Statement] = []
         for s in body:
@@ -244,34 +177,36 @@ class _Block:
                     kept += [Assign(var, Load(array, index + n)) for n, var in enumerate((left, right))]
                 case _:
                     kept.append(s)
-        return first, [expand_per_thread(old, kept, self.kernel.threads) for old in spread], kept
+        return first, spread, kept
 
-    def _loop_over_threads(self, run: list[Statement]) -> Iterable[Statement]:
-        """Run *run* for every thread; comments alone need no loop."""
+    def _loop_over_threads(self, run: list[Statement], kept: Mapping[Var | Array, Array]) -> Iterable[Statement]:
+        """Run *run* for every thread, on its own parts of the arrays *kept*; comments alone need no loop."""
         if all(isinstance(s, Comment) for s in run):
             yield from run
             return
-        body: tuple[Statement, ...] = tuple(
-            rewrite_statement(s, lambda e: _thread(e.dim) if isinstance(e, LaunchIndex) and e.of == "thread" else None)
-            for s in run
+        sizes = self.kernel.block
+        dims = [d for d in range(3) if sizes[d] > 1]
+        place = sum((LaunchIndex("thread", d) * prod(sizes[:d]) for d in dims), Literal(0, I32))
+        used = {name for s in run for name in used_names(s)}
+        mine = {old: each for old, each in kept.items() if old.name in used}
+        parts = (
+            Declare(old, each[place]) if isinstance(old, Var) else Part(old, each, place * (each.size // prod(sizes)))
+            for old, each in mine.items()
+        )
+        assigned = assigned_names(run)
+        stores = (
+            Store(each, place, old) for old, each in mine.items() if isinstance(old, Var) and old.name in assigned
+        )
+        ids = {LaunchIndex("thread", d): _thread(d) if n > 1 else Literal(0, I32) for d, n in enumerate(sizes)}
+        body = tuple(
+            rewrite_statement(s, lambda e: ids.get(e) if isinstance(e, LaunchIndex) else None)
+            for s in (*parts, *run, *stores)
         )
         # The first dimension runs fastest, as it does on a GPU; a barrier's promise is that threads are independent.
-        dims = [d for d in range(3) if self.kernel.block[d] > 1]
         for d in dims:
-            body = (
-                replace(
-                    _loop(d, self.kernel.block[d], body),
-                    simd=d == dims[0] and not any(isinstance(s, For) for s in all_statements(run)),
-                ),
-            )
-        lone = {d for d in range(3) if self.kernel.block[d] == 1 and LaunchIndex("thread", d) in launch_indices(run)}
-        yield from (
-            rewrite_statement(s, lambda e: Literal(0, I32) if e in {_thread(d) for d in lone} else None) for s in body
-        )
-
-
-def _loop(d: int, extent: int, body: tuple[Statement, ...]) -> For:
-    return For(_thread(d), Literal(0, I32), Literal(extent, I32), Literal(1, I32), body)
+            simd = d == dims[0] and not any(isinstance(s, For) for s in all_statements(run))
+            body = (For(_thread(d), Literal(0, I32), Literal(sizes[d], I32), Literal(1, I32), body, simd=simd),)
+        yield from body
 
 
 def _thread(d: int) -> Var:
@@ -451,6 +386,9 @@ class _Printer(MemoryPrinter):
                 yield f"{kind} *const {self.names.of(array.name)} = reinterpret_cast<{kind} *>({place});"
             case LocalArray(array):
                 yield self.local(array)
+            case Part(array, whole, first):
+                name = self.names.of(array.name)
+                yield f"{self.dialect.spell(array.kind)} *const {name} = {self.place(whole, first)};"
             case Assign(var, value):
                 yield f"{self.names.of(var.name)} = {self.expr(value)};"
             case Store(array, index, value):

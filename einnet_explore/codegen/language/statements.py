@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import TypeAlias
 
@@ -57,6 +57,15 @@ class LocalArray(Node):
     """A ``private`` array of this thread, or a ``shared`` one of the block (only at a kernel's top level)."""
 
     array: Array
+
+
+@node
+class Part(Node):
+    """*array* stands for the elements of *whole* from *first* on."""
+
+    array: Array
+    whole: Array
+    first: Expr
 
 
 @node
@@ -253,6 +262,7 @@ class Comment(Node):
 Statement: TypeAlias = (
     Declare
     | LocalArray
+    | Part
     | Assign
     | Store
     | Copy
@@ -425,40 +435,26 @@ def has_barrier(statement: Statement) -> bool:
     return any(isinstance(s, Barrier) for s in all_statements((statement,)))
 
 
-_EXPRESSIONS: Mapping[type[Node], tuple[str, ...]] = {
-    Declare: ("value",),
-    Assign: ("value",),
-    Store: ("index", "value"),
-    Copy: ("write", "read"),
-    LoadPair: ("index",),
-    StorePair: ("index", "left", "right"),
-    PairOperation: ("index",),
-    StoreTransposed: ("write",),
-    FragmentProduct: ("at", "left_at", "right_at"),
-    Prefetch: ("index",),
-    For: ("start", "stop", "step"),
-    If: ("condition",),
-}
-"""The fields that are expressions."""
-
-_ARRAYS: Mapping[type[Node], tuple[str, ...]] = {
-    Store: ("array",),
-    Copy: ("target", "source"),
-    LoadPair: ("array",),
-    StorePair: ("array",),
-    PairOperation: ("target", "left", "right"),
-    StoreTransposed: ("target", "tile"),
-    FragmentProduct: ("sums", "left", "right"),
-    Prefetch: ("array",),
-}
-"""The fields that are accessed arrays: the one that is written first."""
-
 _DECLARED: Mapping[type[Node], tuple[str, ...]] = {
     Declare: ("var",),
     LocalArray: ("array",),
+    Part: ("array",),
     LoadPair: ("left", "right"),
 }
 """The fields that are declared variables and arrays."""
+
+
+def _fields_of(kind: type[Node], of: str) -> tuple[str, ...]:
+    """Return the fields of *kind* that are of the type *of* or None, and not declared there."""
+    own = (f for f in fields(kind) if f.name not in _DECLARED.get(kind, ()))  # type: ignore[arg-type]
+    return tuple(f.name for f in own if f.type in (of, f"{of} | None"))
+
+
+_EXPRESSIONS = {kind: _fields_of(kind, "Expr") for kind in typing.get_args(Statement)}
+"""The fields that are expressions."""
+
+_ARRAYS = {kind: _fields_of(kind, "Array") for kind in typing.get_args(Statement)}
+"""The fields that are accessed arrays: the one that is written first."""
 
 
 def _fields(statement: Statement, of: Mapping[type[Node], tuple[str, ...]]) -> Iterable[typing.Any]:
@@ -486,7 +482,7 @@ def accessed_arrays(statement: Statement) -> tuple[Array, ...]:
 
 def written_array(statement: Statement) -> Array | None:
     """Return the array that *statement* itself writes, or None."""
-    reads = isinstance(statement, LoadPair | Prefetch)
+    reads = isinstance(statement, LoadPair | Part | Prefetch)
     return None if reads else next(iter(_fields(statement, _ARRAYS)), None)
 
 

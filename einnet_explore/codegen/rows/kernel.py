@@ -29,7 +29,6 @@ from einnet_explore.codegen.language.lowering import mixed_radix_split
 from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.codegen.tvm.emission import (
-    COMBINE,
     Environment,
     VectorTile,
     count_steps,
@@ -41,6 +40,7 @@ from einnet_explore.codegen.tvm.emission import (
     tvm_constant,
     tvm_expression,
     tvm_function,
+    tvm_join,
     vector_tile,
 )
 from einnet_explore.ir import REDUCTIONS, Const, Iterator, Scalar, Scope, Table, Tensor
@@ -56,13 +56,14 @@ MAX_BLOCK_ROWS = 64
 
 @dataclass
 class RowKernel:
-    """A kernel of *nest* that reads the buffers *places* and writes *result*."""
+    """A kernel of *nest* in blocks of *rows* that reads the buffers *places* and writes *result*."""
 
     nest: RowNest
     places: Mapping[str, TvmObject]
     result: TvmObject
     threads: int
     machine: Machine
+    rows: int
 
     @property
     def lanes(self) -> int:
@@ -70,9 +71,30 @@ class RowKernel:
         return self.machine.lanes
 
     @property
+    def tile(self) -> VectorTile:
+        """A tile of a band's product."""
+        return vector_tile(2 * self.lanes, self.lanes)
+
+    @property
     def batches(self) -> int:
         """Elements of the batch."""
         return prod(x.extent for x in self.nest.batch)
+
+    @property
+    def product(self) -> RowProduct:
+        """The last product."""
+        assert self.nest.product is not None
+        return self.nest.product
+
+    @property
+    def out(self) -> VectorTile:
+        """A tile of the last product."""
+        return vector_tile(self.product.n.extent, self.lanes)
+
+    @property
+    def width(self) -> int:
+        """Columns of the last product, in whole tiles."""
+        return -(-self.product.n.extent // self.out.width) * self.out.width
 
     def loop(self, extent: int) -> AbstractContextManager[TvmObject]:
         """Return a loop, parallel if there are several threads."""
@@ -95,88 +117,88 @@ class RowKernel:
 
         return tvm_expression(body, env, node_reader)
 
+    def pack_band(self, band: BandNode, tiles: range, env: Environment | None = None) -> TvmObject:
+        """Pack the right operand of *band* over *tiles* of columns: inside each the summation, then the columns.
+
+        The buffer has a part for every element of the batch, or only that of *env*.
+        """
+        depth, width = band_depth(band), self.tile.width
+        batches = self.batches if env is None else 1
+        buffer = T.alloc_buffer((batches * len(tiles) * depth * width,))
+        with (self.loop if env is None else T.serial)(batches * len(tiles)) as at:
+            here = self.over_batch(at // len(tiles)) if env is None else env
+            with T.serial(width) as x:
+                u = T.bind((at % len(tiles) + tiles.start) * width + x)
+                with T.serial(depth) as k:
+                    point = {**here, **mixed_radix_split(band.sums, k)}
+                    value = self._at_column(band.right, point, u, tiles.stop * width)
+                    T.buffer_store(buffer, value, [(at * depth + k) * width + x])
+        return buffer
+
+    def pack_columns(
+        self, body: Scalar, columns: range, env: Environment | None = None, n: Iterator | None = None, width: int = 1
+    ) -> TvmObject:
+        """Evaluate *body* at *columns*: one value for each, or a row of *n*, padded to *width* with zeros.
+
+        The buffer has a part for every element of the batch, or only that of *env*.
+        """
+        batches = self.batches if env is None else 1
+        buffer = T.alloc_buffer((batches * len(columns) * width,))
+        with (self.loop if env is None else T.serial)(batches) as batch, T.serial(len(columns)) as c:
+            here = self.over_batch(batch) if env is None else env
+            u, start = c + columns.start, (batch * len(columns) + c) * width
+            if n is None:
+                T.buffer_store(buffer, self._at_column(body, here, u, columns.stop), [start])
+                return buffer
+            with T.serial(n.extent) as x:
+                T.buffer_store(buffer, self._at_column(body, {**here, n: x}, u, columns.stop), [start + x])
+            if width > n.extent:
+                with T.serial(width - n.extent) as x:
+                    T.buffer_store(buffer, tvm_constant(0), [start + n.extent + x])
+        return buffer
+
+    def _at_column(self, body: Scalar, env: Environment, u: TvmObject, end: int) -> TvmObject:
+        """Return *body* at column *u* before *end*; 0 after the last column."""
+        column = self.nest.column
+        value = self.scalar(body, {**env, column: u})
+        return value if end <= column.extent else tirx.if_then_else(u < column.extent, value, tvm_constant(0))
+
+    def pack_left(self, band: BandNode, env: Environment, first: TvmObject) -> TvmObject:
+        """Pack the left operand for a block's rows; those beyond the last row repeat it, and are discarded."""
+        depth, x = band_depth(band), self.nest.row
+        buffer = T.alloc_buffer((self.rows * depth,))
+        with T.serial(self.rows) as r:
+            row = T.bind(tirx.min(first + r, x.extent - 1))
+            with T.serial(depth) as k:
+                value = self.scalar(band.left, {**env, x: row, **mixed_radix_split(band.sums, k)})
+                T.buffer_store(buffer, value, [r * depth + k])
+        return buffer
+
+    def multiply_band(
+        self, left: TvmObject, right: TvmObject, base: TvmObject, depth: int, out: TvmObject, span: int, t: TvmObject
+    ) -> None:
+        """Multiply a block's rows by a tile of columns, packed from *base* on, into tile *t* of rows of *span*."""
+        tile = self.tile
+        with T.serial(self.rows // tile.rows) as rt:
+            sums = multiply_tile(
+                tile,
+                count_steps(depth),
+                lambda row, k: left[(rt * tile.rows + row) * depth + k],
+                lambda k, x: load_vector(right, base + k * tile.width + x, tile.lanes),
+            )
+            store_tile(tile, sums, out, lambda row, x: (rt * tile.rows + row) * span + t * tile.width + x)
+
+
+def band_depth(band: BandNode) -> int:
+    """Return the number of products in a sum of *band*."""
+    return prod(s.extent for s in band.sums)
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Band products, reductions of rows and their readers, for blocks of rows."""
 
     nest: RowNest
-
-
-@dataclass
-class PackedBand:
-    """The right operand of a band, packed: tiles of columns, inside each the summation, then the columns."""
-
-    kernel: RowKernel
-    band: BandNode
-    tile: VectorTile = field(init=False)
-    first: int = field(init=False)
-    last: int = field(init=False)
-    buffer: TvmObject = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.tile = vector_tile(2 * self.kernel.lanes, self.kernel.lanes)
-        lo, hi = self.band.support
-        self.first, self.last = lo // self.tile.width, -(-hi // self.tile.width)
-
-    @property
-    def depth(self) -> int:
-        """Number of products in a sum."""
-        return prod(s.extent for s in self.band.sums)
-
-    @property
-    def tiles(self) -> int:
-        """Tiles with nonzero elements."""
-        return max(1, self.last - self.first)
-
-    def pack(self) -> None:
-        """Evaluate the operand into its buffer."""
-        kernel, width = self.kernel, self.tile.width
-        self.buffer = T.alloc_buffer((kernel.batches * self.tiles * self.depth * width,))
-        with kernel.loop(kernel.batches * self.tiles) as at:
-            env = kernel.over_batch(at // self.tiles)
-            with T.serial(width) as x:
-                env[kernel.nest.column] = (at % self.tiles + self.first) * width + x
-                with T.serial(self.depth) as k:
-                    value = kernel.scalar(self.band.right, {**env, **mixed_radix_split(self.band.sums, k)})
-                    T.buffer_store(self.buffer, value, [(at * self.depth + k) * width + x])
-
-    def at(self, batch: TvmObject, tile: TvmObject) -> TvmObject:
-        """Return the start of the packed *tile*."""
-        return (batch * self.tiles + tile - self.first) * (self.depth * self.tile.width)
-
-
-@dataclass
-class PackedFactor:
-    """The factor of the last product, packed: a row of n for every column."""
-
-    kernel: RowKernel
-    product: RowProduct
-    tile: VectorTile = field(init=False)
-    width: int = field(init=False)
-    buffer: TvmObject = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.tile = vector_tile(self.product.n.extent, self.kernel.lanes)
-        self.width = -(-self.product.n.extent // self.tile.width) * self.tile.width
-
-    @property
-    def columns(self) -> int:
-        """Columns with nonzero elements."""
-        return max(1, self.product.support[1] - self.product.support[0])
-
-    def pack(self) -> None:
-        """Evaluate the factor into its buffer, padded to whole tiles with zeros."""
-        kernel, n = self.kernel, self.product.n
-        self.buffer = T.alloc_buffer((kernel.batches * self.columns * self.width,))
-        with kernel.loop(kernel.batches) as batch, T.serial(self.columns) as u:
-            env = {**kernel.over_batch(batch), kernel.nest.column: u + self.product.support[0]}
-            start = (batch * self.columns + u) * self.width
-            with T.serial(n.extent) as x:
-                T.buffer_store(self.buffer, kernel.scalar(self.product.right, {**env, n: x}), [start + x])
-            if self.width > n.extent:
-                with T.serial(self.width - n.extent) as x:
-                    T.buffer_store(self.buffer, tirx.const(0.0, "float32"), [start + n.extent + x])
 
 
 _RowStep: TypeAlias = tuple[Callable[[TvmObject], TvmObject], Callable[[TvmObject, TvmObject, TvmObject], None]]
@@ -276,7 +298,7 @@ class RowWriter:
         total = T.alloc_buffer((1,))
         T.buffer_store(total, lanes[0], [0])
         for x in range(1, self._lanes):
-            T.buffer_store(total, COMBINE[node.reduce](total[0], lanes[x]), [0])
+            T.buffer_store(total, tvm_join(node.reduce, total[0], lanes[x]), [0])
         self.readers[node_name(n)] = lambda: total[0]
 
 
@@ -295,7 +317,7 @@ def _accumulate_into(
         del w
         x, fresh = lane
         counted = value if fresh is None else tirx.Select(fresh, value, neutral)
-        T.buffer_store(total, COMBINE[reduce](total[x], counted), [x])
+        T.buffer_store(total, tvm_join(reduce, total[x], counted), [x])
 
     return add
 
@@ -319,7 +341,9 @@ def _first_pass(nest: RowNest, body: Scalar, passes: Mapping[int, int]) -> int:
 def nest_function(nest: RowNest, inputs: Mapping[str, tuple[int, ...]], threads: int, machine: Machine) -> TvmObject:
     """Return the PrimFunc that computes *nest* from *inputs* (shapes by name, in the order of its parameters)."""
     return tvm_function(
-        inputs, nest.scope.shape, lambda places, result: _NestKernel(nest, places, result, threads, machine).write()
+        inputs,
+        nest.scope.shape,
+        lambda places, result: _NestKernel(nest, places, result, threads, machine, block_rows(nest, machine)).write(),
     )
 
 
@@ -337,44 +361,46 @@ def block_rows(nest: RowNest, machine: Machine) -> int:
 
 @dataclass
 class _NestKernel(RowKernel):
-    @property
-    def rows(self) -> int:
-        """Rows of a block."""
-        return block_rows(self.nest, self.machine)
-
     def write(self) -> None:
         """Pack the operands, then write every block of rows."""
-        bands = {n: PackedBand(self, node) for n, node in enumerate(self.nest.nodes) if isinstance(node, BandNode)}
-        columns = {n: self._column(node) for n, node in enumerate(self.nest.nodes) if isinstance(node, ColumnNode)}
-        product = PackedFactor(self, self.nest.product) if self.nest.product else None
-        for band in bands.values():
-            band.pack()
-        if product:
-            product.pack()
-        blocks = -(-self.nest.row.extent // self.rows)
+        nest = self.nest
+        bands = {n: node for n, node in enumerate(nest.nodes) if isinstance(node, BandNode)}
+        packed = {n: self.pack_band(band, self.tiles(band)) for n, band in bands.items()}
+        columns = {
+            n: self.pack_columns(node.right, range(nest.column.extent))
+            for n, node in enumerate(nest.nodes)
+            if isinstance(node, ColumnNode)
+        }
+        factor = None
+        if nest.product:
+            factor = self.pack_columns(self.product.right, self.factor_columns, None, self.product.n, self.width)
+        blocks = -(-nest.row.extent // self.rows)
         with self.loop(self.batches * blocks) as at:
             batch = T.bind(at // blocks)
             first = T.bind(at % blocks * self.rows)
-            _RowBlock(self, bands, columns, product, batch, first).write()
+            _RowBlock(self, bands, packed, columns, factor, batch, first).write()
 
-    def _column(self, node: ColumnNode) -> TvmObject:
-        """Evaluate a node that depends on the column alone."""
-        extent = self.nest.column.extent
-        buffer = T.alloc_buffer((self.batches * extent,))
-        with self.loop(self.batches) as batch, T.serial(extent) as u:
-            value = self.scalar(node.right, {**self.over_batch(batch), self.nest.column: u})
-            T.buffer_store(buffer, value, [batch * extent + u])
-        return buffer
+    def tiles(self, band: BandNode) -> range:
+        """Return the tiles of columns of *band* with nonzero elements, or one."""
+        (lo, hi), width = band.support, self.tile.width
+        return range(lo // width, max(lo // width + 1, -(-hi // width)))
+
+    @property
+    def factor_columns(self) -> range:
+        """The columns in which the factor of the last product has nonzero elements, or one."""
+        lo, hi = self.product.support
+        return range(lo, max(lo + 1, hi))
 
 
 @dataclass
 class _RowBlock:
-    """One block of rows."""
+    """One block of rows; *packed* holds the right operands of *bands*, *factor* that of the last product."""
 
     kernel: _NestKernel
-    bands: Mapping[int, PackedBand]
+    bands: Mapping[int, BandNode]
+    packed: Mapping[int, TvmObject]
     columns: Mapping[int, TvmObject]
-    product: PackedFactor | None
+    factor: TvmObject
     batch: TvmObject
     first: TvmObject
 
@@ -383,13 +409,13 @@ class _RowBlock:
         kernel, nest = self.kernel, self.kernel.nest
         count = T.bind(tirx.min(kernel.rows, nest.row.extent - self.first))
         env = kernel.over_batch(self.batch)
-        skewed = {n: self._band(columns, env, count) for n, columns in self.bands.items()}
+        skewed = {n: self._band(band, self.packed[n], env) for n, band in self.bands.items()}
         span = -(-(kernel.rows + nest.along.extent) // kernel.lanes) * kernel.lanes
-        held = T.alloc_buffer((kernel.rows * span,)) if self.product else None
+        held = T.alloc_buffer((kernel.rows * span,)) if nest.product else None
         scales = T.alloc_buffer((kernel.rows,))
         kept = [n for n, node in enumerate(nest.nodes) if isinstance(node, RowNode)]
         # -1 is the result before it is scaled: only the whole row tells by what.
-        buffers = {n: T.alloc_buffer((nest.along.extent,)) for n in (*kept, *(() if self.product else (-1,)))}
+        buffers = {n: T.alloc_buffer((nest.along.extent,)) for n in (*kept, *(() if nest.product else (-1,)))}
         with T.serial(count) as r:
             here = {**env, nest.row: self.first + r}
             if held is not None:
@@ -398,68 +424,45 @@ class _RowBlock:
             at = self.batch * nest.column.extent + self.first + r
             starts |= {n: (buffer, at) for n, buffer in self.columns.items()}
             RowWriter(kernel, here, starts, buffers).write(held, r * span + r, scales, r)
-        if self.product is not None:
-            self._multiply(self.product, held, span, scales, env, count)
+        if nest.product:
+            self._multiply(held, span, scales, env, count)
 
     def _band(
-        self, columns: PackedBand, env: Environment, count: TvmObject
-    ) -> tuple[TvmObject, Callable[..., TvmObject]]:
+        self, band: BandNode, right: TvmObject, env: Environment
+    ) -> tuple[TvmObject, Callable[[TvmObject], TvmObject]]:
         """Return (buffer, start of a row's values in it) of the block's dense product."""
-        kernel, tile, depth = self.kernel, columns.tile, columns.depth
-        along = kernel.nest.along.extent
-        left = T.alloc_buffer((kernel.rows * depth,))
-        with T.serial(count) as r, T.serial(depth) as k:
-            here = {**env, kernel.nest.row: self.first + r, **mixed_radix_split(columns.band.sums, k)}
-            T.buffer_store(left, kernel.scalar(columns.band.left, here), [r * depth + k])
-        tiles = -(-(tile.width - 1 + kernel.rows + along - 1) // tile.width)
+        kernel, tile, depth = self.kernel, self.kernel.tile, band_depth(band)
+        left, inside = kernel.pack_left(band, env, self.first), kernel.tiles(band)
+        tiles = -(-(tile.width - 1 + kernel.rows + kernel.nest.along.extent - 1) // tile.width)
         span = tiles * tile.width
         out = T.alloc_buffer((kernel.rows * span,))
         lowest = T.bind(self.first // tile.width)
-        with T.serial(tiles) as t, T.serial(kernel.rows // tile.rows) as rt:
-            start = columns.at(self.batch, lowest + t)
-            inside = tirx.all(lowest + t >= columns.first, lowest + t < columns.last)
-            with T.If(inside):
-                with T.Then():
-                    base = T.bind(start)
-                    sums = multiply_tile(
-                        tile,
-                        count_steps(depth),
-                        lambda row, k: left[(rt * tile.rows + row) * depth + k],
-                        lambda k, x: load_vector(columns.buffer, base + k * tile.width + x, tile.lanes),
-                    )
-                    store_tile(tile, sums, out, lambda row, x: (rt * tile.rows + row) * span + t * tile.width + x)
-                with T.Else(), T.serial(tile.rows) as row, T.serial(tile.vectors) as x:
-                    zero = tirx.Broadcast(tirx.const(0.0, "float32"), tile.lanes)
-                    to = (rt * tile.rows + row) * span + t * tile.width + x * tile.lanes
-                    store_vector(out, zero, to, tile.lanes)
+        with T.serial(tiles) as t, T.If(tirx.all(lowest + t >= inside.start, lowest + t < inside.stop)):
+            with T.Then():
+                base = (self.batch * len(inside) + lowest + t - inside.start) * (depth * tile.width)
+                kernel.multiply_band(left, right, T.bind(base), depth, out, span, t)
+            with T.Else(), T.serial(kernel.rows) as row:
+                fill_buffer(out, 0.0, tile.width, tile.lanes, row * span + t * tile.width)
         offset = self.first - lowest * tile.width
         return out, lambda r: r * span + offset + r
 
-    def _multiply(
-        self,
-        factor: PackedFactor,
-        held: TvmObject,
-        span: int,
-        scales: TvmObject,
-        env: Environment,
-        count: TvmObject,
-    ) -> None:
+    def _multiply(self, held: TvmObject, span: int, scales: TvmObject, env: Environment, count: TvmObject) -> None:
         """Multiply the rows in *held* by the columns' rows of n, scale and store them."""
-        kernel, nest, tile, n = self.kernel, self.kernel.nest, factor.tile, factor.product.n
-        lo, hi = factor.product.support
+        kernel, nest, tile, n = self.kernel, self.kernel.nest, self.kernel.out, self.kernel.product.n
+        lo, hi = kernel.product.support
         begin = T.bind(tirx.max(self.first, lo))
         end = T.bind(tirx.min(self.first + kernel.rows + nest.along.extent - 1, hi))
-        base = T.bind((self.batch * factor.columns - lo) * factor.width)
-        with T.serial(kernel.rows // tile.rows) as rt, T.serial(factor.width // tile.width) as nt:
+        base = T.bind((self.batch * len(kernel.factor_columns) - lo) * kernel.width)
+        with T.serial(kernel.rows // tile.rows) as rt, T.serial(kernel.width // tile.width) as nt:
             sums = multiply_tile(
                 tile,
                 count_steps(tirx.max(end - begin, 0), begin),
                 lambda row, u: held[(rt * tile.rows + row) * span + u - self.first],
-                lambda u, x: load_vector(factor.buffer, base + u * factor.width + nt * tile.width + x, tile.lanes),
+                lambda u, x: load_vector(self.factor, base + u * kernel.width + nt * tile.width + x, tile.lanes),
             )
             for row, total in enumerate(sums):
                 r = rt * tile.rows + row
-                width = tile.width if n.extent == factor.width else tirx.min(tile.width, n.extent - nt * tile.width)
+                width = tile.width if n.extent == kernel.width else tirx.min(tile.width, n.extent - nt * tile.width)
                 with T.If(r < count), T.Then(), T.serial(width) as x:
                     at = {**env, nest.row: self.first + r, n: nt * tile.width + x}
                     T.buffer_store(kernel.result, total[x] * scales[r], [at[y] for y in nest.scope.traversals])

@@ -13,18 +13,15 @@ The operands over the columns are packed once for each element of the batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from math import prod
+from dataclasses import dataclass
 
 from einnet_explore.analysis.online_softmax import LOWEST_SCORE, OnlineSoftmax
 from einnet_explore.analysis.row_nest import BandNode, ColumnNode, node_name
-from einnet_explore.codegen.language.lowering import mixed_radix_split
 from einnet_explore.codegen.register_tiles import Machine
-from einnet_explore.codegen.rows.kernel import MAX_BLOCK_ROWS, NodeReader, RowKernel
+from einnet_explore.codegen.rows.kernel import MAX_BLOCK_ROWS, NodeReader, RowKernel, band_depth
 from einnet_explore.codegen.tvm import TvmObject, emission
 from einnet_explore.codegen.tvm.emission import (
     Environment,
-    VectorTile,
     count_steps,
     fill_buffer,
     fold_vector,
@@ -68,80 +65,17 @@ def online_block(online: OnlineSoftmax, machine: Machine) -> tuple[int, int]:
     return rows, columns
 
 
-@dataclass
-class OnlineBlocks(RowKernel):
-    """A kernel of *online* in blocks of *rows* and *columns*; *tile* is a tile of scores, *out* of the result."""
-
-    online: OnlineSoftmax
-    rows: int = field(init=False)
-    columns: int = field(init=False)
-    tile: VectorTile = field(init=False)
-    out: VectorTile = field(init=False)
-
-    def __post_init__(self) -> None:
-        nest = self.nest
-        assert nest.product is not None
-        self.rows, self.columns = online_block(self.online, self.machine)
-        self.tile = vector_tile(2 * self.lanes, self.lanes)
-        self.n = nest.product.n
-        self.out = vector_tile(self.n.extent, self.lanes)
-        self.width = -(-self.n.extent // self.out.width) * self.out.width
-        seen = nest.along.extent + (0 if nest.dense else nest.row.extent - 1)
-        self.blocks = -(-seen // self.columns)
-        self.groups = -(-nest.row.extent // self.rows)
-
-    def pack_band(self, band: BandNode, env: Environment) -> TvmObject:
-        """Pack the right operand of a band: tiles of columns, inside each the summation, then the columns."""
-        depth, width = prod(s.extent for s in band.sums), self.tile.width
-        tiles = self.blocks * self.columns // width
-        buffer = T.alloc_buffer((tiles * depth * width,))
-        with T.serial(tiles) as tile, T.serial(width) as x:
-            at = T.bind(tile * width + x)
-            with T.serial(depth) as k:
-                value = self._over_columns(band.right, {**env, **mixed_radix_split(band.sums, k)}, at)
-                T.buffer_store(buffer, value, [(tile * depth + k) * width + x])
-        return buffer
-
-    def column(self, column: ColumnNode, env: Environment) -> TvmObject:
-        """Evaluate a node that depends on the column alone."""
-        buffer = T.alloc_buffer((self.blocks * self.columns,))
-        with T.serial(self.blocks * self.columns) as u:
-            T.buffer_store(buffer, self._over_columns(column.right, env, u), [u])
-        return buffer
-
-    def values(self, env: Environment) -> TvmObject:
-        """Pack the values: a row of n for every column, padded to whole tiles and blocks with zeros."""
-        product = self.nest.product
-        assert product is not None
-        buffer = T.alloc_buffer((self.blocks * self.columns * self.width,))
-        with T.serial(self.blocks * self.columns) as u:
-            with T.serial(self.n.extent) as x:
-                value = self._over_columns(product.right, {**env, self.n: x}, u)
-                T.buffer_store(buffer, value, [u * self.width + x])
-            if self.width > self.n.extent:
-                with T.serial(self.width - self.n.extent) as x:
-                    zero = tirx.const(0.0, "float32")
-                    T.buffer_store(buffer, zero, [u * self.width + self.n.extent + x])
-        return buffer
-
-    def _over_columns(self, body: Scalar, env: Environment, u: TvmObject) -> TvmObject:
-        """Return *body* at column *u*; 0 after the last column."""
-        column = self.nest.column
-        value = self.scalar(body, {**env, column: u})
-        if self.blocks * self.columns <= column.extent:
-            return value
-        return tirx.if_then_else(u < column.extent, value, tirx.const(0.0, "float32"))
-
-
 def online_function(
     online: OnlineSoftmax, inputs: Mapping[str, tuple[int, ...]], threads: int, machine: Machine
 ) -> TvmObject:
     """Return the PrimFunc that computes *online* from *inputs* (shapes by name, in the order of its parameters)."""
-    nest = online.nest
+    nest, (rows, columns) = online.nest, online_block(online, machine)
     return tvm_function(
         inputs,
         nest.scope.shape,
-        lambda places, result: _OnlineKernel(nest, places, result, threads, machine, online).write(),
+        lambda places, result: _OnlineKernel(
+            nest, places, result, threads, machine, rows, online=online, columns=columns
+        ).write(),
     )
 
 
@@ -152,17 +86,35 @@ def is_one_pass_faster(online: OnlineSoftmax, machine: Machine) -> bool:
 
 
 @dataclass
-class _OnlineKernel(OnlineBlocks):
+class _OnlineKernel(RowKernel):
+    """A kernel of *online* in blocks of *rows* and *columns*."""
+
+    online: OnlineSoftmax
+    columns: int
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of columns."""
+        nest = self.nest
+        seen = nest.along.extent + (0 if nest.dense else nest.row.extent - 1)
+        return -(-seen // self.columns)
+
     def write(self) -> None:
         """For each element of the batch, pack the operands, then write every block of rows."""
-        nest = self.nest
-        inside = self.threads > 1 and self.groups >= 4 * self.threads
+        nest, every = self.nest, range(self.blocks * self.columns)
+        tiles, groups = range(len(every) // self.tile.width), -(-nest.row.extent // self.rows)
+        inside = self.threads > 1 and groups >= 4 * self.threads
         with T.serial(self.batches) if inside else self.loop(self.batches) as batch:
             env = self.over_batch(batch)
-            packed = {n: self.pack_band(node, env) for n, node in enumerate(nest.nodes) if isinstance(node, BandNode)}
-            columns = {n: self.column(node, env) for n, node in enumerate(nest.nodes) if isinstance(node, ColumnNode)}
-            values = self.values(env)
-            with self.loop(self.groups) if inside else T.serial(self.groups) as group:
+            packed, columns = dict[int, TvmObject](), dict[int, TvmObject]()
+            for n, node in enumerate(nest.nodes):
+                match node:
+                    case BandNode():
+                        packed[n] = self.pack_band(node, tiles, env)
+                    case ColumnNode(right):
+                        columns[n] = self.pack_columns(right, every, env)
+            values = self.pack_columns(self.product.right, every, env, self.product.n, self.width)
+            with self.loop(groups) if inside else T.serial(groups) as group:
                 _OnlineBlock(self, env, packed, columns, values, T.bind(group * self.rows)).write()
 
 
@@ -197,7 +149,8 @@ class _OnlineBlock:
         """Initialise the triples, update them by every block of columns, store the scaled sums."""
         kernel, nest = self.kernel, self.kernel.nest
         lanes = kernel.lanes
-        self.left = {n: self._pack_left(band) for n, band in enumerate(nest.nodes) if isinstance(band, BandNode)}
+        bands = {n: band for n, band in enumerate(nest.nodes) if isinstance(band, BandNode)}
+        self.left = {n: kernel.pack_left(band, self.env, self.first) for n, band in bands.items()}
         self.scores = {n: T.alloc_buffer((kernel.rows * kernel.columns,)) for n in self.left}
         self.powers = (
             next(iter(self.scores.values())) if self.scores else T.alloc_buffer((kernel.rows * kernel.columns,))
@@ -218,24 +171,12 @@ class _OnlineBlock:
             self._update(T.bind((begin + j) * kernel.columns))
         self._write_result()
 
-    def _pack_left(self, band: BandNode) -> TvmObject:
-        """Pack the left operand; out-of-range rows clamp to the last row, and their results are discarded."""
-        kernel, nest = self.kernel, self.kernel.nest
-        depth = prod(s.extent for s in band.sums)
-        buffer = T.alloc_buffer((kernel.rows * depth,))
-        with T.serial(kernel.rows) as r:
-            row = T.bind(tirx.min(self.first + r, nest.row.extent - 1))
-            with T.serial(depth) as k:
-                value = kernel.scalar(band.left, {**self.env, nest.row: row, **mixed_radix_split(band.sums, k)})
-                T.buffer_store(buffer, value, [r * depth + k])
-        return buffer
-
     def _update(self, begin: TvmObject) -> None:
         """Update the triples by the columns from *begin* on."""
         kernel, lanes = self.kernel, self.kernel.lanes
         for n, node in enumerate(kernel.nest.nodes):
             if isinstance(node, BandNode):
-                self._scores(n, prod(s.extent for s in node.sums), begin)
+                self._scores(n, band_depth(node), begin)
         largest = T.alloc_buffer((max(kernel.rows, lanes),))
         with T.serial(kernel.rows) as r:
             self._largest(largest, r, begin)
@@ -249,18 +190,10 @@ class _OnlineBlock:
         self._add_weighted_values(begin)
 
     def _scores(self, n: int, depth: int, begin: TvmObject) -> None:
-        kernel, tile = self.kernel, self.kernel.tile
-        right, left, out = self.packed[n], self.left[n], self.scores[n]
-        with T.serial(kernel.columns // tile.width) as t:
-            base = T.bind((begin // tile.width + t) * (depth * tile.width))
-            with T.serial(kernel.rows // tile.rows) as rt:
-                sums = multiply_tile(
-                    tile,
-                    count_steps(depth),
-                    lambda row, k: left[(rt * tile.rows + row) * depth + k],
-                    lambda k, x: load_vector(right, base + k * tile.width + x, tile.lanes),
-                )
-                store_tile(tile, sums, out, lambda row, x: (rt * tile.rows + row) * kernel.columns + t * tile.width + x)
+        kernel, width = self.kernel, self.kernel.tile.width
+        with T.serial(kernel.columns // width) as t:
+            base = T.bind((begin // width + t) * (depth * width))
+            kernel.multiply_band(self.left[n], self.packed[n], base, depth, self.scores[n], kernel.columns, t)
 
     def _largest(self, largest: TvmObject, r: TvmObject, begin: TvmObject) -> None:
         """Store the scores of row *r* and the maximum of these and all before."""
@@ -272,37 +205,33 @@ class _OnlineBlock:
         line = _ScoredRow(row, start, begin, begin if nest.dense else T.bind(begin - row), most)
         with T.serial(kernel.columns // lanes) as c:
             if nest.dense and nest.along.extent % kernel.columns == 0:
-                self._store_inner_scores(line, c)
+                self._store_scores(line, c, edge=False)
             elif nest.along not in _read_iterators(kernel.online.score):  # then nothing is read beyond the row
-                self._store_edge_scores(line, c)
+                self._store_scores(line, c, edge=True)
             else:
                 place = line.offset + c * lanes
                 with T.If(tirx.all(place >= 0, place + lanes <= nest.along.extent)):
                     with T.Then():
-                        self._store_inner_scores(line, c)
+                        self._store_scores(line, c, edge=False)
                     with T.Else(), T.If(tirx.all(place + lanes > 0, place < nest.along.extent)):
                         with T.Then():
-                            self._store_edge_scores(line, c)
+                            self._store_scores(line, c, edge=True)
                         with T.Else():
                             store_vector(self.powers, tirx.Broadcast(_no_score(), lanes), start + c * lanes, lanes)
-        found = fold_vector(most, lanes, lambda a, b: tirx.max(a, b))  # noqa: PLW0108 - TVM's is overloaded
+        found = fold_vector(most, lanes, "max")
         T.buffer_store(largest, tirx.max(self.most[r], found), [r])
 
-    def _store_inner_scores(self, line: _ScoredRow, c: TvmObject) -> None:
-        """Store the scores of vector *c* of *line*, whose columns are all inside the row."""
-        with T.vectorized(self.kernel.lanes) as x:
-            at = c * self.kernel.lanes + x
-            self._store_score(line, at, x, self._score(line, at, line.offset + at))
-
-    def _store_edge_scores(self, line: _ScoredRow, c: TvmObject) -> None:
-        """Store the scores of vector *c* of *line*, −∞ for columns outside the row."""
-        extent = self.kernel.nest.along.extent
-        with T.vectorized(self.kernel.lanes) as x:
-            at = c * self.kernel.lanes + x
+    def _store_scores(self, line: _ScoredRow, c: TvmObject, edge: bool) -> None:
+        """Store the scores of vector *c* of *line*; at an *edge*, −∞ for columns outside the row."""
+        extent, lanes = self.kernel.nest.along.extent, self.kernel.lanes
+        with T.vectorized(lanes) as x:
+            at = c * lanes + x
             place = line.offset + at
-            value = self._score(line, at, tirx.max(tirx.min(place, extent - 1), 0))
-            value = tirx.Select(hide_condition(tirx.all(place >= 0, place < extent)), value, _no_score())
-            self._store_score(line, at, x, value)
+            value = self._score(line, at, tirx.max(tirx.min(place, extent - 1), 0) if edge else place)
+            if edge:
+                value = tirx.Select(hide_condition(tirx.all(place >= 0, place < extent)), value, _no_score())
+            T.buffer_store(self.powers, value, [line.start + at])
+            T.buffer_store(line.most, tirx.max(line.most[x], self.powers[line.start + at]), [x])
 
     def _score(self, line: _ScoredRow, at: TvmObject, inside: TvmObject) -> TvmObject:
         """Return the score at column *at* of the block, which is *inside* in the row."""
@@ -312,10 +241,6 @@ class _OnlineBlock:
         }
         readers |= {node_name(n): _element_reader(b, line.begin + at) for n, b in self.columns.items()}
         return kernel.scalar(kernel.online.score, {**self.env, nest.row: line.row, nest.along: inside}, readers)
-
-    def _store_score(self, line: _ScoredRow, at: TvmObject, x: TvmObject, value: TvmObject) -> None:
-        T.buffer_store(self.powers, value, [line.start + at])
-        T.buffer_store(line.most, tirx.max(line.most[x], self.powers[line.start + at]), [x])
 
     def _powers(self, r: TvmObject) -> None:
         """Store the exponentials of row *r* and add them to their sum."""
@@ -328,7 +253,7 @@ class _OnlineBlock:
             power = emission.tvm_operator("exp", (self.powers[at] - self.most[r],))
             T.buffer_store(self.powers, power, [at])
             T.buffer_store(sums, sums[x] + self.powers[at], [x])
-        found = fold_vector(sums, lanes, lambda a, b: a + b)
+        found = fold_vector(sums, lanes, "sum")
         T.buffer_store(self.total, self.total[r] * self.again[r] + found, [r])
 
     def _add_weighted_values(self, begin: TvmObject) -> None:
@@ -358,8 +283,8 @@ class _OnlineBlock:
             readers: dict[str, NodeReader] = {} if total is None else {node_name(total): lambda: self.total[r]}
             scale = T.alloc_buffer((1,))
             T.buffer_store(scale, kernel.scalar(nest.scale, env, readers), [0])
-            with T.serial(kernel.n.extent) as x:
-                at = {**env, kernel.n: x}
+            with T.serial(kernel.product.n.extent) as x:
+                at = {**env, kernel.product.n: x}
                 value = self.held[r * kernel.width + x] * scale[0]
                 T.buffer_store(kernel.result, value, [at[y] for y in nest.scope.traversals])
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from math import inf, prod
 
-from einnet_explore.analysis.flattening import row_major_strides
-from einnet_explore.analysis.indices import guard, iterators_of, substitute
+from einnet_explore.analysis.flattening import reads_packs
+from einnet_explore.analysis.indices import substitute
 from einnet_explore.analysis.online_softmax import LOWEST_SCORE, OnlineSoftmax
 from einnet_explore.analysis.row_nest import BandNode, ColumnNode, RowNest, RowProduct, node_name, read_nodes
 from einnet_explore.codegen.language.lowering import (
@@ -63,7 +63,7 @@ from einnet_explore.codegen.language.values import (
     select,
 )
 from einnet_explore.codegen.tiling.kernel import copy_async
-from einnet_explore.ir import Access, Const, Iterator, Scalar, Tensor, accesses, as_index
+from einnet_explore.ir import Access, Iterator, Scalar, Tensor, accesses, as_index
 from einnet_explore.support.errors import Refused
 
 LANES = 8
@@ -499,13 +499,7 @@ def _are_neighbours(body: Scalar, inner: tuple[Iterator, ...]) -> bool:
     """Whether *body* reads whole aligned transfers along *inner*, each inside its tensor or outside."""
     if not isinstance(body, Access) or not isinstance(body.source, Tensor) or len(inner) != 1:
         return False
-    (x,), source = inner, body.source
-    tests = guard(body.index, source.box, Const(1), 0)
-    place = flat_index(body.index, source.shape)
-    others = all(atom == x or k % PACK == 0 for atom, k in place.terms)
-    start = sum(lo * k for (lo, _), k in zip(source.box, row_major_strides(source.shape), strict=True))
-    whole = x.extent % PACK == 0 and (place.const - start) % PACK == 0 and place.coefficient(x) == 1
-    return whole and others and x not in iterators_of(tests)
+    return reads_packs(body, inner[0], PACK)
 
 
 def online_kernel(

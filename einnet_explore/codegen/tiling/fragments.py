@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from einnet_explore.analysis.flattening import flat_address
+from einnet_explore.analysis.flattening import flat_address, reads_packs
 from einnet_explore.analysis.indices import is_inside_box
 from einnet_explore.analysis.products import TensorContraction
 from einnet_explore.codegen.language.lowering import (
@@ -67,7 +67,7 @@ from einnet_explore.codegen.language.values import (
 )
 from einnet_explore.codegen.sum_of_products import SUM_RESULT
 from einnet_explore.codegen.tiling.cost import EpilogueContraction, as_contraction
-from einnet_explore.ir import Access, Index, Iterator, Scope, Tensor, accesses, as_index
+from einnet_explore.ir import Access, Iterator, Scope, Tensor, accesses, as_index
 from einnet_explore.support.errors import Refused
 
 SIDE, DEPTH = 64, 32
@@ -290,19 +290,14 @@ class _Writer:
 
     def _pack_axis(self, access: Access, is_left: bool) -> str:
         """Return where packs of neighbours lie at multiples of their size: along "depth", along "rows", or nowhere."""
-        flat, near = flat_address(access), _nearest(access)
+        near = _nearest(access)
         rows = () if self.band else self.product.m if is_left else self.product.n
         label = next((label for label, axes in (("depth", self.k), ("rows", rows)) if near and near == axes[-1:]), "")
-        if not label or near[0].extent % PACK or flat.const % PACK or flat.coefficient(near[0]) != 1:
-            return ""
-        if any(flat.coefficient(x) % PACK for x in flat.iterators if x != near[0]):
-            return ""
-        straddles = any(near[0] in i.iterators and not is_inside_box((i,), (box,)) for i, box in _sides(access))
-        return "" if straddles else label
+        return label if label and reads_packs(access, near[0], PACK) else ""
 
     def _in_box(self, access: Access, at: IteratorPlaces, is_left: bool) -> Iterable[Expr]:
         """Yield the conditions under which *access* is inside its tensor; the columns of a band may be anywhere."""
-        for i, (lo, hi) in _sides(access):
+        for i, (lo, hi) in zip(access.index, access.source.box, strict=True):
             moves = self.band is not None and not is_left and self.band.window in i.iterators
             if moves or not is_inside_box((i,), ((lo, hi),)):
                 value = lower_index(i, at)
@@ -354,10 +349,6 @@ def _size(axes: Sequence[Iterator]) -> int:
 
 def _batch_place(x: Iterator) -> Var:
     return Var(f"{x.name}:batch")
-
-
-def _sides(access: Access) -> Iterable[tuple[Index, tuple[int, int]]]:
-    return zip(access.index, access.source.box, strict=True)
 
 
 def _nearest(access: Access) -> tuple[Iterator, ...]:

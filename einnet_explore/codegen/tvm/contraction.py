@@ -117,59 +117,34 @@ def gather_positions(
     form: SumOfProducts, tile: RegisterTile, steps: Sequence[Sequence[Tap]], found: Sequence[PackedRegion]
 ) -> Array:
     """Return the tensor's position of every element of the packed operand; -1 is a zero outside the tensor."""
-    tensor = form.operands[1 - tile.vector]
-    last = form.traversals[-1]
+    other, last = 1 - tile.vector, form.traversals[-1]
     parts: list[Array] = []
     for group, region in zip(steps, found, strict=True):
-        loops = {b.iterator: b for b in region.loops}
-        inside = (len(group), tile.slots, *((tile.vectors, tile.lanes) if last in form.moves(1 - tile.vector) else ()))
-        rank = len(region.loops) + len(inside)
-
-        def along(values: Array, axis: int, rank: int = rank) -> Array:
-            return values.reshape([-1 if d == axis else 1 for d in range(rank)])
-
-        at: dict[Iterator, Array] = {b.iterator: along(b.starts, d) for d, b in enumerate(region.loops)}
-        first = len(region.loops)
-        if tile.slot is not None and tile.slot in loops:
-            at[tile.slot] = at[tile.slot] + along(np.arange(tile.slots), first + 1)
-        if len(inside) == 4:
-            start = at.get(last, np.zeros([1] * rank, np.int64))
-            lane = along(np.array(vector_offsets(tile, last)), first + 2) + along(np.arange(tile.lanes), first + 3)
-            at[last] = np.minimum(start + lane, last.extent - 1)
-        for y in tile.unrolled:
-            at[y] = along(np.array([tap.known[y] for tap in group]), first)
-        shape = (*(b.count for b in region.loops), *inside)
-        parts.append(_positions(form, tile, group, at, shape, first, tensor.box).reshape(-1))
+        outside, is_wide = len(region.loops), last in form.moves(other)
+        lanes = (np.array(vector_offsets(tile, last)), np.arange(tile.lanes)) if is_wide else ()
+        grid = np.ix_(*(b.starts for b in region.loops), np.arange(tile.slots), *lanes)
+        at: dict[Iterator, Array] = dict(zip((b.iterator for b in region.loops), grid, strict=False))
+        if tile.slot is not None and tile.slot in at:
+            at[tile.slot] = at[tile.slot] + grid[outside]
+        if is_wide:
+            at[last] = np.minimum(at.get(last, 0) + grid[-2] + grid[-1], last.extent - 1)
+        shape = np.broadcast_shapes(*(axis.shape for axis in grid))
+        taps = [
+            _positions(form.operands[other], form.reads[tap.phase][other], {**at, **tap.known}, shape) for tap in group
+        ]
+        parts += [np.stack(taps, axis=outside).reshape(-1)] if taps else []
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
 def _positions(
-    form: SumOfProducts,
-    tile: RegisterTile,
-    group: Sequence[Tap],
-    at: Mapping[Iterator, Array],
-    shape: tuple[int, ...],
-    first: int,
-    box: tuple[tuple[int, int], ...],
+    tensor: Tensor, where: tuple[Index, ...], at: Mapping[Iterator, Array | int], shape: tuple[int, ...]
 ) -> Array:
-    flat = np.zeros(shape, np.int64)
-    valid = np.ones(shape, bool)
-    stride = 1
-    rank = len(shape)
-    for d in reversed(range(len(box))):
-        lo, hi = box[d]
-        # Taps of different phases have indices of their own, so each dimension is put together tap by tap.
-        rows = []
-        for n, tap in enumerate(group):
-            index = form.reads[tap.phase][1 - tile.vector][d]
-            mine = {x: v.take([n], axis=first) if v.shape[first] > 1 else v for x, v in at.items()}
-            value = np.asarray(index.evaluate(lambda x, mine=mine: mine[x]))  # type: ignore[misc]
-            one = tuple(1 if axis == first else extent for axis, extent in enumerate(shape))
-            rows.append(np.broadcast_to(value.reshape(value.shape or (1,) * rank), one))
-        here = np.concatenate(rows, axis=first) if rows else flat
+    """Return the positions of *where* in *tensor* for iterators of the values *at*; -1 outside."""
+    flat, valid = np.zeros(shape, np.int64), np.ones(shape, bool)
+    for index, (lo, hi), stride in zip(where, tensor.box, row_major_strides(tensor.shape), strict=True):
+        here = np.asarray(index.evaluate(lambda x: at[x]))  # type: ignore[arg-type, return-value]
         valid &= (here >= lo) & (here < hi)
         flat += (here - lo) * stride
-        stride *= hi - lo
     return np.where(valid, flat, -1)
 
 

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from functools import reduce
 from math import inf
 
-from einnet_explore.analysis.indices import guard
+from einnet_explore.analysis.indices import box_tests
 from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.ir import (
     COMPARISONS,
     ELEMENT_TYPES,
+    JOINS,
     REDUCTIONS,
     Access,
     Apply,
@@ -203,13 +204,9 @@ Environment = Mapping[Iterator, TvmObject]
 SourceReader = Callable[[Tensor | Table | Scope], Callable[..., TvmObject]]
 
 
-COMBINE: Mapping[str, Callable[[TvmObject, TvmObject], TvmObject]] = {
-    "sum": lambda a, b: a + b,
-    "prod": lambda a, b: a * b,
-    "max": lambda a, b: tirx.max(a, b),  # noqa: PLW0108 - TVM's are overloaded
-    "min": lambda a, b: tirx.min(a, b),  # noqa: PLW0108
-}
-"""Two values joined by a reduction."""
+def tvm_join(reduce: str, a: TvmObject, b: TvmObject) -> TvmObject:
+    """Return *a* and *b* combined by the monoid *reduce*."""
+    return tvm_operator(JOINS[reduce], (a, b))
 
 
 def stages_function(scope: Scope, inputs: Mapping[str, tuple[int, ...]], parallel: bool) -> TvmObject:
@@ -251,7 +248,7 @@ class _StageWriter:
             T.buffer_store(target, tvm_constant(REDUCTIONS[scope.reduce]), at)
             sums = zip(scope.summations, loops(scope.summations), strict=True)
             value = self._value(scope, {**env, **{x: v + x.lo if x.lo else v for x, v in sums}})
-            T.buffer_store(target, COMBINE[scope.reduce](target[tuple(at)], value), at)
+            T.buffer_store(target, tvm_join(scope.reduce, target[tuple(at)], value), at)
 
     def _value(self, scope: Scope, env: Environment) -> TvmObject:
         def read(source: Tensor | Table | Scope) -> Callable[..., TvmObject]:
@@ -269,25 +266,18 @@ def tvm_expression(body: Scalar, env: Environment, read: SourceReader) -> TvmObj
         case Const(value):
             return tvm_constant(value)
         case Access(source, index):
-            inside = guard(index, source.box, Const(1), 0)
-            if inside == Const(0):
+            tests = box_tests(index, source.box)
+            if tests is None:
                 return tvm_constant(source.value)
             element = read(source)(*(_clamped_index(i, b, env) for i, b in zip(index, source.box, strict=True)))
-            conditions = list(_conditions(inside, env))
-            if not conditions:
+            if not tests:
                 return element
-            return tirx.if_then_else(tirx.all(*conditions), element, tvm_constant(source.value))
+            inside = tirx.all(*(_compare(test, env) for test in tests))
+            return tirx.if_then_else(inside, element, tvm_constant(source.value))
         case Compare():
             return _compare(body, env)
         case Apply(op, args):
             return tvm_operator(op, tuple(tvm_expression(a, env, read) for a in args))
-
-
-def _conditions(inside: Scalar, env: Environment) -> list[TvmObject]:
-    match inside:
-        case Apply("where", (Compare() as condition, rest, _)):
-            return [_compare(condition, env), *_conditions(rest, env)]
-    return []
 
 
 def _compare(condition: Compare, env: Environment) -> TvmObject:
@@ -442,9 +432,10 @@ def fill_buffer(buffer: TvmObject, value: float, extent: TvmObject, lanes: int, 
         store_vector(buffer, tirx.Broadcast(tirx.const(value, "float32"), lanes), at, lanes)
 
 
-def fold_vector(buffer: TvmObject, lanes: int, combine: Callable[[TvmObject, TvmObject], TvmObject]) -> TvmObject:
-    """Return the *lanes* elements of *buffer* combined, half by half; the buffer is overwritten."""
+def fold_vector(buffer: TvmObject, lanes: int, reduce: str) -> TvmObject:
+    """Return the *lanes* elements of *buffer* reduced, half by half; the buffer is overwritten."""
     while lanes > 2:
         lanes //= 2
-        store_vector(buffer, combine(load_vector(buffer, 0, lanes), load_vector(buffer, lanes, lanes)), 0, lanes)
-    return combine(buffer[0], buffer[1])
+        halves = load_vector(buffer, 0, lanes), load_vector(buffer, lanes, lanes)
+        store_vector(buffer, tvm_join(reduce, *halves), 0, lanes)
+    return tvm_join(reduce, buffer[0], buffer[1])
