@@ -197,7 +197,7 @@ _TABLE = "CREATE TABLE IF NOT EXISTS remembered (what TEXT, key TEXT, found TEXT
 
 
 DocumentKind: TypeAlias = Literal[
-    "attribution", "contest", "gpu", "host", "inputs", "model", "numerics", "post", "selection", "spent"
+    "attribution", "contest", "export", "gpu", "host", "inputs", "model", "numerics", "post", "selection", "spent"
 ]
 """``contest`` is a trial, ``gpu`` one on a GPU, ``host`` the subprograms kept with another host than ONNX Runtime,
 ``post`` a post-optimisation, ``model`` the seconds of a model,
