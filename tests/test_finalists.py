@@ -1,7 +1,7 @@
 """Selection of the candidates to measure: the best of each kind first, then by estimate."""
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,7 @@ def held(
     won: float,
     other: float,
     found: Callable[[MemoryWatch], tuple[list[Variant], int]] | None = None,
+    ratios: dict[Hashable, float] | None = None,
 ) -> tuple[Trial, list[Program]]:
     """A contest with the times of a profile: of the original, of F(4x4, 3x3), of all else; and what was entered."""
     measured: list[Program] = []
@@ -108,7 +109,7 @@ def held(
 
     store = ProfileStore(cache / "p.sqlite")
     settings = Settings(states=BUDGET)
-    context = TuningContext(settings, store, program_seconds, engine)
+    context = TuningContext(settings, store, program_seconds, engine, ratios={} if ratios is None else ratios)
     contest = TuningTask(program, lambda: OriginalRun(lambda: result, result), {}, context, found=found)
     for name in ("onnxruntime", "onnxruntime alone"):
         store.record(contest._key(name), before, "recorded")
@@ -135,6 +136,16 @@ def test_candidates_that_cannot_win_are_not_compiled(tmp_path: Path) -> None:
     assert close.winner == clear.winner is not None and nested(clear.winner.end)
     assert {*few} < {*every} and len(few) <= len(every) - 2
     assert clear.why == "15.00x in its own right"
+
+
+def test_kinds_that_were_measured_in_other_tasks_are_not_compiled_if_they_lose_by_little(tmp_path: Path) -> None:
+    program, ratios = ee.ops.conv2d(N=1, H=30, W=27, C=64, F=64, R=3, S=3, padding=1), dict[Hashable, float]()
+    found = find_variants(program, program_seconds, Settings(states=BUDGET))
+    times = {"before": 1.5e-3, "won": 1.0e-3, "other": 1.4e-3}
+    first, every = held(tmp_path / "first", program, **times, found=found, ratios=ratios)
+    known = dict(ratios)
+    again, few = held(tmp_path / "again", program, **times, found=found, ratios=ratios)
+    assert again.winner == first.winner is not None and {*few} < {*every} and ratios == known
 
 
 @pytest.mark.parametrize("seconds", [1.093e-3, 2e-3])

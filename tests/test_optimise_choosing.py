@@ -299,6 +299,28 @@ def test_parts_come_before_what_joins_them_unless_that_gains_much(
     assert len(whole.parts) == 4 and order.index(5) == 2 and len(order) == tuned
 
 
+@pytest.mark.parametrize(("first_gains", "order"), [(True, "abc"), (False, "acb")])
+def test_tasks_like_one_that_gained_nothing_come_later(
+    first_gains: bool, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two convolutions have windows in two dimensions; the third, of fewer operations, has one in one."""
+    weights = {"k": np.ones((64, 64, 3, 3), np.float32), "l": np.ones((48, 64, 3, 3), np.float32)}
+    nodes = [node("Conv", ["x", w], [w.translate({107: "a", 108: "b"})], pads=[1] * 4) for w in "kl"]
+    nodes.append(node("Conv", ["x", "m"], ["c"], pads=[0, 3, 0, 3]))
+    proto = build(nodes, {"x": (1, 64, 28, 28)}, ["a", "b", "c"], weights | {"m": np.ones((56, 64, 1, 7), np.float32)})
+    work, tuned = Optimiser(model(proto), SHORT), list[str]()
+
+    def trial_of(_: object, subprogram: Subprogram) -> Trial:
+        tuned.append(subprogram.outputs[0])
+        found = Derivation(subprogram.anonymous.program) if first_gains else None
+        return Trial(seconds_before=2.0, seconds_after=1.0, why="", winner=found)
+
+    monkeypatch.setattr(Tuner, "trial_of", trial_of)
+    monkeypatch.setattr(Optimiser, "_within_bound", lambda _, part: part)
+    list(work.run())
+    assert "".join(tuned[:3]) == order  # what joins them is last
+
+
 def test_near_winners_are_kept_if_joined_with_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     everything(monkeypatch)
     monkeypatch.setattr(contest_module, "MAX_WINNER_RATIO", 0.0)

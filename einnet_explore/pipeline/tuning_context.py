@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
@@ -99,7 +99,8 @@ class TuningContext:
     """Everything that tuning tasks of one model share.
 
     *cost* orders variants before they are measured, *compiler* makes them runnable, *store* keeps measured times.
-    *ahead* compiles kernels before *compiler* measures them.
+    *ahead* compiles kernels before *compiler* measures them.  *ratios* are the least ratios of measured to estimated
+    seconds, by kind of variant, in the tasks so far.
     """
 
     settings: Settings
@@ -107,6 +108,7 @@ class TuningContext:
     cost: Cost
     compiler: ProgramCompiler
     ahead: AheadCompiler = lambda programs, constants: None
+    ratios: dict[Hashable, float] = field(default_factory=dict)
 
 
 MAX_LIBRARY_FORMS = 4
@@ -155,6 +157,8 @@ class Implementations:
 
     settings: Settings
     store: ProfileStore
+    ratios: dict[Hashable, float] = field(default_factory=dict)
+    """See ``TuningContext``."""
 
     @cached_property
     def model(self) -> CostModel:
@@ -190,7 +194,9 @@ class Implementations:
 
     def context(self, settings: Settings | None = None) -> TuningContext:
         """The context of tasks, with other *settings* (less time) where they are given."""
-        return TuningContext(settings or self.settings, self.store, self.cost, self.compiler, self.compile_ahead)
+        return TuningContext(
+            settings or self.settings, self.store, self.cost, self.compiler, self.compile_ahead, self.ratios
+        )
 
 
 _TABLE = "CREATE TABLE IF NOT EXISTS remembered (what TEXT, key TEXT, found TEXT NOT NULL, PRIMARY KEY (what, key))"

@@ -284,15 +284,19 @@ class _Finalists:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A *derivation* to be measured, and the *estimate* of its seconds, if it was estimated in this form."""
+    """A *derivation* to be measured, the *estimate* of its seconds in this form, if there is one, and its *kind*."""
 
     derivation: Derivation
     estimate: float | None = None
+    kind: Hashable = None
 
 
 MAX_HOPEFUL_RATIO = 2.0
 """A form is tried if its estimate, corrected by those of the forms so far, is below this multiple of the least time:
 estimates of forms of different kinds are off by such factors."""
+
+MAX_KNOWN_KIND_RATIO = 1.2
+"""The same for a form of a kind of which other tasks measured some: the least ratio to their estimates corrects its."""
 
 MAX_SAMPLE_RATIO = 2.0
 """A form whose first sample takes more than this multiple of the least one is not measured in turns."""
@@ -300,17 +304,27 @@ MAX_SAMPLE_RATIO = 2.0
 
 @dataclass(slots=True)
 class _Race:
-    """The samples of the forms so far, in *seconds* by name; *original_seconds* are to beat."""
+    """The samples of the forms so far, in *seconds* by name; *original_seconds* are to beat.
+
+    *ratios* are the least ratios of samples to estimates by kind, in the tasks before.
+    """
 
     original_seconds: float
+    ratios: dict[Hashable, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     correction: float = 0.0
     """The least ratio of a sample to its estimate."""
+    samples: dict[Hashable, float] = field(default_factory=dict)
+    """These ratios by kind."""
 
     def is_open_to(self, form: _Form) -> bool:
         """Whether *form* may be the fastest, by its estimate."""
         least = min((self.original_seconds, *self.seconds.values()))
-        return form.estimate is None or form.estimate * self.correction < MAX_HOPEFUL_RATIO * least
+        if form.estimate is None or not self.correction:
+            return True
+        if (ratio := self.ratios.get(form.kind)) is not None:
+            return form.estimate * ratio < MAX_KNOWN_KIND_RATIO * least
+        return form.estimate * self.correction < MAX_HOPEFUL_RATIO * least
 
     def enter(self, name: str, form: _Form, seconds: float) -> None:
         """Note that a run of *form* took *seconds*."""
@@ -318,6 +332,7 @@ class _Race:
         if form.estimate is not None:
             ratio = seconds / form.estimate
             self.correction = min(self.correction or ratio, ratio)
+            self.samples[form.kind] = min(self.samples.get(form.kind, ratio), ratio)
 
     def losers(self) -> list[str]:
         """Return the names of forms that are clearly slower than another one."""
@@ -397,7 +412,7 @@ class TuningTask:
             memory.require(working_set_bytes(self.program), "the original")
         except Refused as shortage:
             return stays(why=str(shortage))
-        forms = [_Form(fuse_eoperators(variant.derivation()), variant.seconds) for variant in promising]
+        forms = [_Form(fuse_eoperators(each.derivation()), each.seconds, each.kind) for each in promising]
         forms += map(_Form, blocked_forms(chain_groups(ranked, self.context.settings, below)))
         if self.context.settings.numerics == "bf16":
             rounded = (round_products(form.derivation) for form in forms)
@@ -429,7 +444,7 @@ class TuningTask:
 
     def _compile(self, forms: Sequence[_Form], want: Arrays, feeds: Arrays, memory: MemoryWatch) -> _Finalists:
         """Compile *forms* in two rounds: those without an estimate and the first other one, then others with hope."""
-        found, race = _Finalists(), _Race(self.original_seconds)
+        found, race = _Finalists(), _Race(self.original_seconds, self.context.ratios)
         estimated = [form for form in forms if form.estimate is not None]
         first = [*(form for form in forms if form.estimate is None), *estimated[:1]]
         for tried in (first, estimated[1:]):
@@ -437,6 +452,8 @@ class TuningTask:
             for form in tried:
                 if race.is_open_to(form):
                     self._try_form(form, found, race, want, feeds, memory)
+        for kind, ratio in race.samples.items():
+            race.ratios[kind] = min(race.ratios.get(kind, ratio), ratio)
         return found
 
     def _compile_ahead(self, programs: Sequence[Program], memory: MemoryWatch) -> None:
