@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from einnet_explore.pipeline import remote_tuning
 from einnet_explore.pipeline.tuning_context import OriginalRun, Settings, TuningContext
 from einnet_explore.pipeline.tuning_task import (
     MAX_ESTIMATE_RATIO,
+    FoundVariants,
     Trial,
     TuningTask,
     Variant,
@@ -27,6 +29,7 @@ from einnet_explore.pipeline.tuning_task import (
 )
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.strategies.candidate import steps_to_json
 from einnet_explore.support.limits import MemoryWatch
 
 START = Derivation(ee.parse("tensor x[3]\ny[i:3] = x[i]\noutput y"))
@@ -146,6 +149,21 @@ def test_kinds_that_were_measured_in_other_tasks_are_not_compiled_if_they_lose_b
     known = dict(ratios)
     again, few = held(tmp_path / "again", program, **times, found=found, ratios=ratios)
     assert again.winner == first.winner is not None and {*few} < {*every} and ratios == known
+
+
+def test_winners_are_replayed_at_other_sizes(tmp_path: Path) -> None:
+    large, small = (ee.ops.conv2d(N=1, H=h, W=27, C=c, F=64, R=3, S=3, padding=1) for h, c in ((30, 64), (14, 48)))
+    found = find_variants(large, program_seconds, Settings(states=BUDGET))
+    nothing, context = FoundVariants([], 0), TuningContext(Settings(), ProfileStore(), program_seconds, lambda *_: None)
+    winner = next(made for e in found.variants if nested((made := e.derivation()).end))
+    task = TuningTask(small, lambda: pytest.fail("opened"), {}, context, found=nothing)
+    assert task._with_replayed([]) == []
+    context.winners[task._structure] = [steps_to_json(winner)]
+    (replayed,) = task._with_replayed([])
+    assert nested(replayed.derivation().end) and replayed.derivation().start == small
+    assert task._with_replayed([replayed]) == [replayed]
+    strided = ee.ops.conv2d(N=1, H=30, W=27, C=64, F=64, R=3, S=3, padding=1, stride=2)
+    assert replace(task, program=strided)._with_replayed([]) == []
 
 
 @pytest.mark.parametrize("seconds", [1.093e-3, 2e-3])

@@ -21,6 +21,7 @@ from einnet_explore.cost import CostModel, cpu_default, program_seconds
 from einnet_explore.ir import Program
 from einnet_explore.onnx_export.lowering import EXPORT_OPSET, IR_VERSION, to_onnx
 from einnet_explore.pipeline.model_sessions import open_session
+from einnet_explore.rules.base import MatchJson
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays
 from einnet_explore.runtime.implementation_choice import (
     ProfileStore,
@@ -100,7 +101,7 @@ class TuningContext:
 
     *cost* orders variants before they are measured, *compiler* makes them runnable, *store* keeps measured times.
     *ahead* compiles kernels before *compiler* measures them.  *ratios* are the least ratios of measured to estimated
-    seconds, by kind of variant, in the tasks so far.
+    seconds, by kind of variant, in the tasks so far; *winners* are the steps of their winners, by structure.
     """
 
     settings: Settings
@@ -109,6 +110,7 @@ class TuningContext:
     compiler: ProgramCompiler
     ahead: AheadCompiler = lambda programs, constants: None
     ratios: dict[Hashable, float] = field(default_factory=dict)
+    winners: dict[Hashable, list[list[MatchJson]]] = field(default_factory=dict)
 
 
 MAX_LIBRARY_FORMS = 4
@@ -158,7 +160,8 @@ class Implementations:
     settings: Settings
     store: ProfileStore
     ratios: dict[Hashable, float] = field(default_factory=dict)
-    """See ``TuningContext``."""
+    winners: dict[Hashable, list[list[MatchJson]]] = field(default_factory=dict)
+    """See ``TuningContext``, as for *ratios*."""
 
     @cached_property
     def model(self) -> CostModel:
@@ -195,7 +198,13 @@ class Implementations:
     def context(self, settings: Settings | None = None) -> TuningContext:
         """The context of tasks, with other *settings* (less time) where they are given."""
         return TuningContext(
-            settings or self.settings, self.store, self.cost, self.compiler, self.compile_ahead, self.ratios
+            settings or self.settings,
+            self.store,
+            self.cost,
+            self.compiler,
+            self.compile_ahead,
+            self.ratios,
+            self.winners,
         )
 
 

@@ -25,7 +25,7 @@ from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays, largest_er
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import sample_seconds, settle_seconds, stop_after, time_calls, times_faster
 from einnet_explore.runtime.profile_store import ProfileKey, profile_key
-from einnet_explore.strategies.candidate import replay, steps_to_json
+from einnet_explore.strategies.candidate import replay, replay_at_other_sizes, steps_to_json
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import BETWEEN, Cost, Options
@@ -121,6 +121,10 @@ def find_variants(program: Program, cost: Cost, settings: Settings) -> FoundVari
 def _variant(seconds: float, program: Program, derivation: Callable[[], Derivation]) -> Variant:
     read = (a.source for e in program.equations for a in accesses(e.scope.body))
     return Variant(seconds, _kind(program), derivation, tuple(t for t in read if isinstance(t, Table)))
+
+
+def _same(derivation: Derivation) -> Derivation:
+    return derivation
 
 
 def _kind(program: Program) -> Hashable:
@@ -396,8 +400,28 @@ class TuningTask:
         found = self.found or find_variants(self.program, self.context.cost, settings)
         if found.memory_short:
             memory.stopped()
-        trial = self._try_finalists(found.variants, memory)
+        trial = self._try_finalists(self._with_replayed(found.variants), memory)
+        if trial.winner is not None:
+            self.context.winners.setdefault(self._structure, []).append(steps_to_json(trial.winner))
         return replace(trial, search_seconds=perf_counter() - began, states=found.states, memory_short=memory.short)
+
+    @property
+    def _structure(self) -> Hashable:
+        """What the program shares with those that differ from it in extents, at least."""
+        scopes = (e.scope for e in self.program.equations)
+        return tuple((len(scope.traversals), len(scope.summations)) for scope in scopes)
+
+    def _with_replayed(self, found: Sequence[Variant]) -> list[Variant]:
+        """Return the variants *found*, and those that win at other sizes and were not found, cheapest first."""
+        known = {(variant.seconds, variant.kind) for variant in found}
+        replayed = dict[tuple[float, Hashable], Variant]()
+        for steps in self.context.winners.get(self._structure, ()):
+            if (derivation := replay_at_other_sizes(self.program, steps)) is not None:
+                seconds, _ = self.context.cost(derivation.end)
+                variant = _variant(seconds, derivation.end, partial(_same, derivation))
+                replayed[seconds, variant.kind] = variant
+        new = (variant for key, variant in replayed.items() if key not in known)
+        return sorted((*found, *new), key=lambda variant: variant.seconds)
 
     def _try_finalists(self, ranked: Sequence[Variant], memory: MemoryWatch) -> Trial:
         before = self.original_seconds
