@@ -1,7 +1,8 @@
 """Selection of the candidates to measure: the best of each kind first, then by estimate."""
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from einnet_explore.pipeline.tuning_task import (
 )
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.strategies.candidate import steps_to_json
 from einnet_explore.support.limits import MemoryWatch
 
 START = Derivation(ee.parse("tensor x[3]\ny[i:3] = x[i]\noutput y"))
@@ -98,6 +100,7 @@ def held(
     won: float,
     other: float,
     found: Callable[[MemoryWatch], tuple[list[Variant], int]] | None = None,
+    ratios: dict[Hashable, float] | None = None,
 ) -> tuple[Trial, list[Program]]:
     """A contest with the times of a profile: of the original, of F(4x4, 3x3), of all else; and what was entered."""
     measured: list[Program] = []
@@ -111,7 +114,7 @@ def held(
 
     store = ProfileStore(cache / "p.sqlite")
     settings = Settings(states=BUDGET)
-    context = TuningContext(settings, store, program_seconds, engine)
+    context = TuningContext(settings, store, program_seconds, engine, ratios={} if ratios is None else ratios)
     contest = TuningTask(program, lambda: OriginalRun(lambda: result, result), {}, context, found=found)
     for name in ("onnxruntime", "onnxruntime alone"):
         store.record(contest._key(name), before, "recorded")
@@ -138,6 +141,31 @@ def test_candidates_that_cannot_win_are_not_compiled(tmp_path: Path) -> None:
     assert close.winner == clear.winner is not None and nested(clear.winner.end)
     assert {*few} < {*every} and len(few) <= len(every) - 2
     assert clear.why == "15.00x in its own right"
+
+
+def test_kinds_that_were_measured_in_other_tasks_are_not_compiled_if_they_lose_by_little(tmp_path: Path) -> None:
+    program, ratios = ee.ops.conv2d(N=1, H=30, W=27, C=64, F=64, R=3, S=3, padding=1), dict[Hashable, float]()
+    found = find_variants(program, program_seconds, Settings(states=BUDGET))
+    times = {"before": 1.5e-3, "won": 1.0e-3, "other": 1.4e-3}
+    first, every = held(tmp_path / "first", program, **times, found=found, ratios=ratios)
+    known = dict(ratios)
+    again, few = held(tmp_path / "again", program, **times, found=found, ratios=ratios)
+    assert again.winner == first.winner is not None and {*few} < {*every} and ratios == known
+
+
+def test_winners_are_replayed_at_other_sizes(tmp_path: Path) -> None:
+    large, small = (ee.ops.conv2d(N=1, H=h, W=27, C=c, F=64, R=3, S=3, padding=1) for h, c in ((30, 64), (14, 48)))
+    found = find_variants(large, program_seconds, Settings(states=BUDGET))
+    nothing, context = FoundVariants([], 0), TuningContext(Settings(), ProfileStore(), program_seconds, lambda *_: None)
+    winner = next(made for e in found.variants if nested((made := e.derivation()).end))
+    task = TuningTask(small, lambda: pytest.fail("opened"), {}, context, found=nothing)
+    assert task._with_replayed([]) == []
+    context.winners[task._structure] = [steps_to_json(winner)]
+    (replayed,) = task._with_replayed([])
+    assert nested(replayed.derivation().end) and replayed.derivation().start == small
+    assert task._with_replayed([replayed]) == [replayed]
+    strided = ee.ops.conv2d(N=1, H=30, W=27, C=64, F=64, R=3, S=3, padding=1, stride=2)
+    assert replace(task, program=strided)._with_replayed([]) == []
 
 
 @pytest.mark.parametrize("seconds", [1.093e-3, 2e-3])

@@ -231,6 +231,16 @@ def test_a_sum_that_only_reads_outside_is_zero(constant: str) -> None:
     assert not out.any()
 
 
+def test_kernels_of_one_text_share_packed_constants() -> None:
+    scope = scope_of(CASES["product"])
+    weights = {t.name: np.ones(t.shape, np.float32) for t in tensors(scope)}
+    made = [tiled_contraction(scope, [name]) for name in weights for _ in range(2)]
+    packed = [(m, weights[m.reads[1]]) for m in made if m is not None and m.plan.other is None]
+    (one, array), (other, _), *_ = packed
+    found = one.pack(array)
+    assert other.pack(array) is found and one.pack(array.copy()) is not found
+
+
 def test_an_empty_result_needs_no_kernel() -> None:
     scope = scope_of(CASES["product"])
     assert tiled_contraction(replace(scope, traversals=(Iterator("m", 0, 0), scope.traversals[1]))) is None

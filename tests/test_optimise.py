@@ -29,6 +29,7 @@ from einnet_explore.pipeline import tuning_task as contest_module
 from einnet_explore.pipeline.baseline import discriminating_inputs
 from einnet_explore.pipeline.given_inputs import given_inputs
 from einnet_explore.pipeline.optimisation import OptimiserOptions, optimize_model, parse_budget
+from einnet_explore.pipeline.optimised import ORIGINAL_EXPORT, ExportedFile
 from einnet_explore.pipeline.optimiser import Optimiser, Tuner, default_budget
 from einnet_explore.pipeline.plan import build_plan
 from einnet_explore.pipeline.remote_tuning import PortableCost, answer_request
@@ -485,7 +486,8 @@ def test_saving_the_original_warns_and_parts_that_stay_have_no_verdict(tmp_path:
     assert work.status().startswith("done · ")
     assert found.progress[-1][1] == found.speedup and [*found.progress] == sorted(found.progress)
     stayed = tuple(replace(part, kept=False, certificate="proved") for part in found.parts)
-    fast = replace(found, parts=stayed, replacements=())
+    original = ExportedFile(lambda: ORIGINAL_EXPORT, lambda _: ())
+    fast = replace(found, parts=stayed, file=original)
     with pytest.warns(UserWarning, match="is your original model: no rewrite is faster in plain ONNX Runtime$"):
         fast.save(tmp_path / "fast.onnx")
     assert [row[5] for row in fast.rows()] == ["certificate", "", ""]
@@ -494,8 +496,10 @@ def test_saving_the_original_warns_and_parts_that_stay_have_no_verdict(tmp_path:
         parts=tuple(
             replace(part, kept=True, certificate=c) for part, c in zip(stayed, ("proved", "exact"), strict=True)
         ),
-        replacements=(),
+        file=ExportedFile(original.select, original.rewrite),
     )
+    waits = 'as one ONNX file (save("OUT.onnx")): its rewrites are selected when the file is written'
+    assert not kept.is_file_selected and kept.conclusions()[4] == waits
     with pytest.warns(UserWarning, match="save_bundle writes the plan, which is faster$"):
         kept.save(tmp_path / "fast.onnx")
     said = kept.conclusions()

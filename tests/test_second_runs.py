@@ -106,6 +106,8 @@ def test_a_comparison_is_decided_by_rounds_that_agree() -> None:
     assert is_decided({"before": one, "after": [0.012] * 6 + [0.009] * 34}, 1.005)
     assert not is_decided({"before": one, "after": [0.012] * 10 + [0.009] * 30}, 1.005)
     assert not is_decided({"before": one[:10], "after": [0.009] * 10}, 1.005)  # too few
+    assert is_decided({"before": [0.1] * 6, "after": [0.09] * 6}, 1.005)  # long, and all agree
+    assert not is_decided({"before": [0.1] * 7, "after": [0.12, *[0.09] * 6]}, 1.005)
     assert not is_decided({"before": [1e-4] * 40, "after": [9e-5] * 40}, 1.005)  # too short
 
 

@@ -26,7 +26,7 @@ from einnet_explore.pipeline import optimised_sizes as result_module
 from einnet_explore.pipeline import size_optimiser as module
 from einnet_explore.pipeline.batch_independence import prove_independence
 from einnet_explore.pipeline.optimisation import OptimiserOptions
-from einnet_explore.pipeline.optimised import Optimised
+from einnet_explore.pipeline.optimised import ORIGINAL_EXPORT, ExportedFile, Optimised
 from einnet_explore.pipeline.optimised_sizes import cheapest_chunks
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.plan import build_plan
@@ -177,7 +177,8 @@ class Untuned(Optimiser):
         seconds = {"before": 2.0 * rows, "after": SECONDS.get(rows, rows)}
         group = tuple(n.name for n in self.model.nodes if {"e", "b"} & {*n.results})
         return Optimised(
-            self.model, build_plan(self.model, {group: double}, 1), self.original, (), (), (),
+            self.model, build_plan(self.model, {group: double}, 1), self.original, (),
+            ExportedFile(lambda: ORIGINAL_EXPORT, lambda _: ()), (),
             timings={name: Timing(s, 0, 1, (s,)) for name, s in seconds.items()}, errors=(0.0, 0.0), max_error=1e-4,
             search_seconds=0.0, folded_weights=0, fused_eoperators=0, threads=1,
         )  # fmt: skip
@@ -344,7 +345,10 @@ def test_a_file_of_one_size_says_so(
     monkeypatch.setattr(Optimised, "onnx_bytes", lambda _: b"")
     work = Untuned(load_model(scaled_softmax(), {"x": (4, 8)}), OptimiserOptions(threads=1, max_depth=1).settings)
     for rewrites, said in ((), "the original model"), (("one",), "its inputs have these sizes only: x [4, 8]; a range"):
-        _write_model(str(tmp_path / "out.onnx"), replace(work.result(), replacements=rewrites))
+        _write_model(
+            str(tmp_path / "out.onnx"),
+            replace(work.result(), file=ExportedFile(lambda: ORIGINAL_EXPORT, lambda _, made=rewrites: made)),
+        )
         assert f"out.onnx: {said}" in capsys.readouterr().err
 
 

@@ -59,9 +59,9 @@ def run_optimize(arguments: argparse.Namespace) -> int:
     if memory.reached:
         say(f"searches stopped near {format_bytes(arguments.memory)} of memory: their results so far are reported")
     report = fast.report()
-    failures = _write_outputs(arguments, fast, report)
     if arguments.json != STDOUT:
         _print_report(arguments, fast)
+    failures = _write_outputs(arguments, fast, report)
     if work.interrupted:
         say(f"interrupted after {work.progress}: these are reported")
     elif fast.interrupted:
@@ -124,7 +124,7 @@ def _print_report(arguments: argparse.Namespace, fast: OptimisationResult) -> No
             print(f"sums of products across operators end before {line}")
 
 
-def _write_outputs(arguments: argparse.Namespace, fast: OptimisationResult, report: JsonObject) -> list[Exception]:
+def _write_outputs(arguments: argparse.Namespace, fast: OptimisationResult, report: JsonObject) -> list[BaseException]:
     """Write every requested output; return the errors of those that could not be written."""
     outputs: list[tuple[str | None, Callable[[str], None]]] = [
         (arguments.output, lambda path: _write_model(path, fast)),
@@ -142,14 +142,16 @@ def _write_model(path: str, fast: OptimisationResult) -> None:
         fast.save(path)
         say(f"saved {path}: GpuPlan.load({path!r}) runs it")
         return
+    if not fast.is_file_selected:
+        say(f"selecting the rewrites for {path} that are also faster in plain ONNX Runtime")
     save_file(path, fast.onnx_bytes())
     if not fast.replacements:
         say(f"{path}: the original model: {ORIGINAL_FILE}")
     elif isinstance(fast, Optimised) and fast.model.dynamic:
         shapes = ", ".join(f"{each.name} {list(each.shape or ())}" for each in fast.model.inputs)
         say(f"{path}: its inputs have these sizes only: {shapes}; a range in --shape, or --bundle, allows others")
-    if isinstance(fast, Optimised) and (lacks := fast.exported.lacks(sum(part.kept for part in fast.bundled.parts))):
-        say(f"{path}: {lacks}")
+    if isinstance(fast, Optimised) and fast.replacements:
+        say(f"{path}: {fast.exported.lacks(sum(p.kept for p in fast.bundled.parts)) or fast.exported.describe()}")
 
 
 def _write_bundle(path: str, fast: OptimisationResult) -> None:
@@ -168,6 +170,7 @@ def _write_records(directory: str, fast: OptimisationResult) -> None:
 
 def _write_report(path: str, fast: OptimisationResult, report: JsonObject, seconds: float) -> None:
     """Write *report*, and the attributions of one size, measured within *seconds*, as JSON."""
+    report |= fast.report()  # with the speedup of the file
     if isinstance(fast, Optimised):
         report |= _attributions(fast, seconds)
     write_json(path, report)

@@ -88,17 +88,21 @@ def _os_error(number: int, path: str) -> OSError:
 
 def write_outputs(
     outputs: Iterable[tuple[str | None, Callable[[str], None]]], *refusals: type[Exception]
-) -> list[Exception]:
-    """Write every requested one of *outputs*; return the errors, of *refusals* too, of those that were not written."""
-    caught: tuple[type[Exception], ...] = (*refusals, MemoryError, OSError, ValueError)
-    failures: list[Exception] = []
+) -> list[BaseException]:
+    """Write every requested one of *outputs*; return the errors, of *refusals* too, of those that were not written.
+
+    Ctrl-C is such an error: it ends the output that is being made, and no other.
+    """
+    caught: tuple[type[BaseException], ...] = (*refusals, KeyboardInterrupt, MemoryError, OSError, ValueError)
+    failures: list[BaseException] = []
     for path, write in outputs:
         if path is None:
             continue
         try:
             write(path)
         except caught as error:
-            say(f"{path} was not written: {one_line(error)}")
+            why = "interrupted" if isinstance(error, KeyboardInterrupt) else one_line(error)
+            say(f"{path} was not written: {why}")
             failures.append(error)
     return failures
 

@@ -56,7 +56,7 @@ def _index(index: Index, own: dict[Iterator, str]) -> str:
     return "+".join((*sorted(parts), str(index.const)))
 
 
-C_KERNEL_VERSION = 8
+C_KERNEL_VERSION = 9
 """Kernels in C: the fused ones, regions, transposed tiles, and the function around them."""
 
 SCHEDULE_VERSION = 36
@@ -71,7 +71,7 @@ INTEGER_PRODUCT_VERSION = 4
 TILE_CHOICE_VERSION = 2
 """Which tile ``best_tile`` chooses for a contraction."""
 
-SEARCH_VERSION = 17
+SEARCH_VERSION = 18
 """What a search finds, and how its candidates are tuned and selected."""
 
 

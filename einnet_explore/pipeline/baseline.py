@@ -66,6 +66,9 @@ BRIEF_SECONDS = 3.0
 DECIDED_SHARE, DECIDED_ROUNDS, DECIDED_SECONDS = 0.85, 20, 0.05
 """A comparison is decided by so many rounds or more that took so long, if such a part of them agree."""
 
+UNANIMOUS_ROUNDS, UNANIMOUS_SECONDS = 6, 1.0
+"""It is also decided by so many rounds that took so long, if all of them agree."""
+
 MIN_ROUNDS = 3
 """Rounds of a model that takes a second or more."""
 
@@ -213,8 +216,10 @@ def is_decided(samples: Mapping[str, Sequence[float]], least: float) -> bool:
     """Whether nearly all pairs of *samples* agree that ``after`` is *least* times as fast as ``before``, or is not."""
     pairs = list(zip(samples["before"], samples["after"], strict=True))
     faster = sum(one >= least * other for one, other in pairs)
-    agree = max(faster, len(pairs) - faster) >= DECIDED_SHARE * len(pairs)
-    return agree and len(pairs) >= DECIDED_ROUNDS and sum(map(sum, pairs)) >= DECIDED_SECONDS
+    agree, seconds = max(faster, len(pairs) - faster), sum(map(sum, pairs))
+    if agree == len(pairs) >= UNANIMOUS_ROUNDS and seconds >= UNANIMOUS_SECONDS:
+        return True
+    return agree >= DECIDED_SHARE * len(pairs) and len(pairs) >= DECIDED_ROUNDS and seconds >= DECIDED_SECONDS
 
 
 def is_clearly_faster(samples: Mapping[str, Sequence[float]]) -> bool:

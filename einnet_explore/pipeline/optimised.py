@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from html import escape
 from math import inf
 from pathlib import Path
@@ -36,7 +37,7 @@ from einnet_explore.runtime.arrays import Array, Arrays
 from einnet_explore.runtime.measurement import Timing, time_calls
 from einnet_explore.strategies.candidate import to_record
 from einnet_explore.strategies.rounding_levels import LEVELS
-from einnet_explore.support.json_values import JsonObject, as_number
+from einnet_explore.support.json_values import JsonObject, as_integers, as_items, as_number
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.support.wording import count_noun, printable
 
@@ -102,6 +103,12 @@ class ExportSelection:
     parts: tuple[int, ...] = ()
     form: PlanForm = PlanForm.EXPORTED
 
+    def describe(self) -> str:
+        """Say how fast the file is, or that it is the original."""
+        if self.speedup is None:
+            return self.why
+        return f"{self.speedup:.2f} times as fast in ONNX Runtime" if self.parts else f"your original: {ORIGINAL_FILE}"
+
     def lacks(self, kept: int) -> str:
         """Say that a file that is not the original is slower or lacks some of the *kept* derivations."""
         if self.speedup is None:
@@ -115,6 +122,17 @@ class ExportSelection:
             "" if self.speedup >= 1 else f"in plain ONNX Runtime it runs at {self.speedup:.2f} of the original's speed"
         )
 
+    def to_json(self) -> list[object]:
+        """Return the selection as it is remembered."""
+        return [self.speedup, self.why, self.parts, self.form]
+
+    @staticmethod
+    def from_json(document: object) -> ExportSelection:
+        """Return the selection that ``to_json`` wrote."""
+        speedup, why, parts, form = as_items(document)
+        measured = None if speedup is None else as_number(speedup)
+        return ExportSelection(measured, str(why), as_integers(parts), PlanForm(str(form)))
+
 
 ORIGINAL_EXPORT = ExportSelection(1.0, "no rewrite is kept: the file is the original")
 """The file if no derivation is kept."""
@@ -122,9 +140,32 @@ ORIGINAL_EXPORT = ExportSelection(1.0, "no rewrite is kept: the file is the orig
 ORIGINAL_FILE = "no rewrite is faster in plain ONNX Runtime"
 """Why the file is the original model."""
 
-UNTRIED_EXPORT = ExportSelection(1.0, "no time was left to try rewrites in ONNX Runtime: the file is the original")
+UNSELECTED_EXPORT = ExportSelection(None, "its rewrites are selected when the file is written")
+"""What is known of the file before that."""
 
-UNMEASURED_EXPORT = ExportSelection(None, "it was not measured")
+
+@dataclass
+class ExportedFile:
+    """The file of standard operators: its rewrites are selected, by measurement, when they are first asked for.
+
+    *select* selects them and *rewrite* returns them; the selection may be *known* already.
+    """
+
+    select: Callable[[], ExportSelection]
+    rewrite: Callable[[ExportSelection], tuple[Replacement, ...]]
+    known: ExportSelection | None = None
+
+    @property
+    def selection(self) -> ExportSelection:
+        """The selection, which is made now if it is not known."""
+        if self.known is None:
+            self.known = self.select()
+        return self.known
+
+    @cached_property
+    def replacements(self) -> tuple[Replacement, ...]:
+        """The rewrites of the selection."""
+        return self.rewrite(self.selection)
 
 
 @dataclass(frozen=True)
@@ -135,7 +176,7 @@ class Optimised:
     plan: ExecutionPlan
     original: ExecutionPlan
     parts: tuple[TunedSubprogram, ...]
-    replacements: tuple[Replacement, ...]
+    file: ExportedFile = field(repr=False)
     skipped: tuple[Skipped, ...]
     timings: Mapping[str, Timing]
     errors: tuple[float, float]
@@ -147,7 +188,6 @@ class Optimised:
     interrupted: bool = False
     form: str = "joined"
     programs: tuple[PlanProgram, ...] = ()
-    exported: ExportSelection = UNMEASURED_EXPORT
     feeds: Mapping[str, Array] = field(default_factory=dict, repr=False)
     without: LeaveOneOut | None = field(default=None, repr=False)
     stored: StoredModel | None = None
@@ -187,6 +227,21 @@ class Optimised:
         return conservative_speedup(self.timings)
 
     @property
+    def exported(self) -> ExportSelection:
+        """The selection of rewrites for the file: the first call measures them in ONNX Runtime."""
+        return self.file.selection
+
+    @property
+    def replacements(self) -> tuple[Replacement, ...]:
+        """The rewrites of the file: the first call selects them, as ``exported`` does."""
+        return self.file.replacements
+
+    @property
+    def is_file_selected(self) -> bool:
+        """Whether the rewrites of the file are known: ``save`` takes longer if they are not."""
+        return self.file.known is not None
+
+    @property
     def is_correct(self) -> bool:
         """Whether the outputs agree with the original's within the bound."""
         return self.errors[1] <= self.max_error
@@ -197,7 +252,8 @@ class Optimised:
         return self.in_onnxruntime or self
 
     def report(self) -> JsonObject:
-        """The JSON of ``optimize``."""
+        """The JSON of ``optimize``; the speedup of the file is known after ``save``."""
+        export = self.file.known or UNSELECTED_EXPORT
         return {
             "model": self.model.path,
             "device": "cpu",
@@ -220,9 +276,9 @@ class Optimised:
             "form": self.form,
             "programs": [part.to_json() for part in self.programs],
             "export": {
-                "speedup": self.exported.speedup,
-                "why": self.exported.why,
-                "nodes": [list(self.parts[n].nodes) for n in self.exported.parts],
+                "speedup": export.speedup,
+                "why": export.why,
+                "nodes": [list(self.parts[n].nodes) for n in export.parts],
             },
             "host": self.plan.host or "ONNX Runtime",
             "hosted": list(self.plan.hosted),
@@ -291,8 +347,8 @@ class Optimised:
     def onnx(self) -> onnx.ModelProto:
         """Return the optimised model in standard operators; eOperators are local functions made of them.
 
-        It has only the rewrites that are faster in ONNX Runtime (``exported``): if none are, it is the original model.
-        Raises Refused.
+        It has only the rewrites that are faster in ONNX Runtime (``exported``), which the first call measures: if none
+        are, it is the original model.  Raises Refused.
         """
         if not self.replacements:
             return copy_message(self.model.stored) if self.model.stored else self.model.original
@@ -411,20 +467,16 @@ class Optimised:
                 f"{needs} {self.in_onnxruntime.speedup:.2f} times as fast:",
                 *self.in_onnxruntime._advice(bundle, file),
             ]
-        inside = self.exported.speedup
-        known = (
-            "its speed in ONNX Runtime is not known"
-            if inside is None
-            else f"{inside:.2f} times as fast in ONNX Runtime"
-        )
-        if self.replacements and (inside or 0.0) >= self.speedup:
-            return [f"deploy this: {file}: one ONNX file, {known}"]
+        export = self.file.known or UNSELECTED_EXPORT
+        content = export.describe()
+        if export.parts and (export.speedup or 0.0) >= self.speedup:
+            return [f"deploy this: {file}: one ONNX file, {content}"]
         speed = f"{self.speedup:.2f} times as fast"
         if outside := sum(len(segment.nodes) for segment in self.plan.segments if segment.replaced):
             speed = f"slower than this plan: no session runs the kernels of {count_noun(outside, 'node')}, which stay"
         return [
             f"deploy this: {bundle}: a folder that ONNX Runtime runs from any language, {speed}",
-            f"as one ONNX file ({file}): {known if self.replacements else f'your original: {ORIGINAL_FILE}'}",
+            f"as one ONNX file ({file}): {content}",
         ]
 
     def untouched(self) -> list[str]:

@@ -18,7 +18,14 @@ from einnet_explore.onnx_import.size_ranges import SizeRanges, SizeTuple, descri
 from einnet_explore.pipeline.baseline import MIN_SPEEDUP, random_model_inputs
 from einnet_explore.pipeline.batch_independence import Independence
 from einnet_explore.pipeline.bundle import write_bundle
-from einnet_explore.pipeline.optimised import ORIGINAL_FILE, Optimised, html_report, warn_of_original, whole_file
+from einnet_explore.pipeline.optimised import (
+    ORIGINAL_FILE,
+    UNSELECTED_EXPORT,
+    Optimised,
+    html_report,
+    warn_of_original,
+    whole_file,
+)
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.size_dispatch import Chunking, chunk_starts, dispatch_sizes
 from einnet_explore.runtime.arrays import Array
@@ -262,8 +269,13 @@ class OptimisedSizes:
         return self.onnx().SerializeToString() if content is None else content
 
     @property
+    def is_file_selected(self) -> bool:
+        """Whether the rewrites of the file are known, of all plans: ``save`` takes longer if they are not."""
+        return all(each.is_file_selected for each in self.plans.values())
+
+    @property
     def replacements(self) -> int:
-        """The number of rewrites in the file, of all plans."""
+        """The number of rewrites in the file, of all plans; the first call selects them."""
         return sum(len(each.replacements) for each in self.plans.values())
 
     def save(self, path: str | Path) -> None:
@@ -376,12 +388,7 @@ class OptimisedSizes:
             *self._proofs(),
             f"largest difference {self._largest_difference:.1e} of the largest output",
             f"deploy this: {bundle}: a folder that ONNX Runtime runs from any language",
-            f"as one ONNX file ({file}): "
-            + (
-                f"{count_noun(self.replacements, 'rewrite')}"
-                if self.replacements
-                else f"your original: {ORIGINAL_FILE}"
-            ),
+            f"as one ONNX file ({file}): {self._describe_file()}",
         ]
         late = sum(len(each.untuned) for each in self.plans.values())
         missing = len(self.ranges.tuned) - tuned
@@ -396,6 +403,12 @@ class OptimisedSizes:
                 f"{count_noun(late, 'subprogram')} not tuned: repeat with {budget}{2 * self.budget:g}, which continues"
             )
         return lines
+
+    def _describe_file(self) -> str:
+        """Say what the file has, if its rewrites are selected."""
+        if not self.is_file_selected:
+            return UNSELECTED_EXPORT.why
+        return count_noun(self.replacements, "rewrite") if self.replacements else f"your original: {ORIGINAL_FILE}"
 
     def _proofs(self) -> list[str]:
         """Say along which dimensions the model is independent, and why not along others."""

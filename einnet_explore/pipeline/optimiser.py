@@ -9,10 +9,10 @@ is left, the plan is the original model.
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
+from itertools import chain
 from math import prod
 from time import perf_counter
 
@@ -49,6 +49,7 @@ from einnet_explore.pipeline.subprogram import (
     operator_digest,
 )
 from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, Implementations, Settings, TuningHistory
+from einnet_explore.pipeline.tuning_order import ExpectedGains
 from einnet_explore.pipeline.tuning_task import MAX_ESTIMATE_RATIO, Trial, TuningTask, trial_from_json, trial_to_json
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.implementation_choice import ProfileStore
@@ -289,6 +290,7 @@ class Optimiser:
     _certified: dict[str, TunedSubprogram] = field(default_factory=dict, init=False)
     _tuned: dict[tuple[str, ...], TunedSubprogram] = field(default_factory=dict, init=False)
     """The tuned subprograms by nodes, as they were before a joined one or its parts were chosen for ``parts``."""
+    _gains: ExpectedGains = field(default_factory=ExpectedGains, init=False)
 
     def __post_init__(self) -> None:
         self.model = with_normal_spelling(self.model, self.settings.numerics)
@@ -320,8 +322,11 @@ class Optimiser:
 
     def _estimated_speedup(self) -> float:
         """Return the speedup of the model if the subprograms gain as much as they do alone."""
-        gain = sum(part.gain for part in tuple(self.parts) if part.kept)
-        return self.seconds / max(self.seconds - gain, 1e-9)
+        return self.seconds / max(self.seconds - self._estimated_gain(), 1e-9)
+
+    def _estimated_gain(self) -> float:
+        """Return the seconds that the kept subprograms gain alone."""
+        return sum(part.gain for part in tuple(self.parts) if part.kept)
 
     @cached_property
     def split(self) -> Split:
@@ -422,7 +427,7 @@ class Optimiser:
         return_free_memory()
 
     def run(self) -> Iterable[TuningProgress]:
-        """Tune every subprogram, equal ones once, in the order of ``most_valuable_first``.
+        """Tune every subprogram, equal ones once, in the order of ``most_valuable_first`` by the gains so far.
 
         Parts that come after a joined subprogram are tuned last if that gains a little, and not at all if it is
         ``FAST_ENOUGH``.
@@ -455,13 +460,23 @@ class Optimiser:
     def _tasks(self) -> Iterable[Subprogram]:
         """Yield the subprograms to tune; what follows depends on what was found for those before."""
         last: list[Subprogram] = []
+        waiting: dict[str, list[Subprogram]] = {}
         for each in self.most_valuable_first():
-            whole = self._whole_of.get(each.nodes)
-            found = self._tuned.get(whole.nodes) if whole else None
-            if found is None or not found.kept:
-                yield each
-            elif found.trial.seconds_before < FAST_ENOUGH * found.seconds:
-                last.append(each)
+            waiting.setdefault(each.anonymous.signature, []).append(each)
+        while waiting:
+            gains, values = self._gains, self._values(chain.from_iterable(waiting.values()))
+            for n, each in enumerate(waiting.pop(max(waiting, key=lambda signature: values[signature]))):
+                whole = self._whole_of.get(each.nodes)
+                found = self._tuned.get(whole.nodes) if whole else None
+                if found is None or not found.kept:
+                    before, has_parts = self._estimated_gain(), self._has_tuned_parts(each)
+                    yield each
+                    seconds = self._tuned[each.nodes].trial.seconds_before if each.nodes in self._tuned else 0.0
+                    if n == 0 and seconds:
+                        gain = (self._estimated_gain() - before) / seconds
+                        gains.note(each.anonymous.program, gain, has_parts)
+                elif found.trial.seconds_before < FAST_ENOUGH * found.seconds:
+                    last.append(each)
         yield from last
 
     @cached_property
@@ -485,20 +500,32 @@ class Optimiser:
     def most_valuable_first(self) -> list[Subprogram]:
         """Return the subprograms in an order in which time that runs out was spent on the largest possible gains.
 
-        The value of one is its estimated time, with those that are equal to it, for each expression that is searched:
-        so parts usually come before what joins them.  Those that gained at another size come first.
+        ``tuning_order`` has the value of one, to which those that are equal to it add: parts usually come before what
+        joins them.  Those that gained at another size come first.
         """
-        seconds: defaultdict[str, float] = defaultdict(float)
-        promising = set[str]()
-        for each in self.subprograms:
-            signature, program = each.anonymous.signature, each.anonymous.program
-            seconds[signature] += CostModel().program_cost(program).seconds / max(1, len(compute_bound(program)))
-            if each.nodes in self.gained_elsewhere:
-                promising.add(signature)
-        return sorted(
-            self.subprograms,
-            key=lambda each: (each.anonymous.signature not in promising, -seconds[each.anonymous.signature]),
-        )
+        values = self._values(self.subprograms)
+        return sorted(self.subprograms, key=lambda each: values[each.anonymous.signature], reverse=True)
+
+    def _values(self, subprograms: Iterable[Subprogram]) -> dict[str, tuple[bool, float]]:
+        """Return, by signature, whether *subprograms* gained at another size, and what tuning them is worth now."""
+        found: dict[str, tuple[bool, float]] = {}
+        for each in subprograms:
+            promising, value = found.get(each.anonymous.signature, (False, 0.0))
+            gain = self._gains.expected(each.anonymous.program, self._has_tuned_parts(each))
+            found[each.anonymous.signature] = (
+                promising or each.nodes in self.gained_elsewhere,
+                value + gain * self._seconds_each[each.nodes],
+            )
+        return found
+
+    @cached_property
+    def _seconds_each(self) -> dict[tuple[str, ...], float]:
+        """The estimated seconds of each subprogram for each of its expressions that are searched."""
+        cost, programs = CostModel(), ((s.nodes, s.anonymous.program) for s in self.subprograms)
+        return {nodes: cost.program_cost(of).seconds / max(1, len(compute_bound(of))) for nodes, of in programs}
+
+    def _has_tuned_parts(self, subprogram: Subprogram) -> bool:
+        return any(part.nodes in self._tuned for part in subprogram.parts)
 
     def result(self) -> Optimised:
         """Return the plan of the winners so far, measured and checked against ONNX Runtime on ``feeds``."""

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.equivalence.verdict import UNSOUND_KINDS
+from einnet_explore.onnx_export.export import Replacement
 from einnet_explore.pipeline.assembly import Assembler, Piece, PlanForm, PlanProgram, Proof
 from einnet_explore.pipeline.baseline import (
     MIN_SPEEDUP,
@@ -37,7 +38,7 @@ from einnet_explore.pipeline.baseline import (
 )
 from einnet_explore.pipeline.optimised import (
     ORIGINAL_EXPORT,
-    UNTRIED_EXPORT,
+    ExportedFile,
     ExportSelection,
     LeaveOneOut,
     Optimised,
@@ -53,7 +54,7 @@ from einnet_explore.runtime.measurement import (
     all_rounds,
     sample_seconds,
 )
-from einnet_explore.support.json_values import JsonObject, as_integers, as_items, as_number, as_object
+from einnet_explore.support.json_values import JsonObject, as_integers, as_number, as_object
 from einnet_explore.support.limits import return_free_memory
 
 MIN_PART_SPEEDUP = 1.005
@@ -323,7 +324,7 @@ MAX_FORM_RATIO = 2.0
 """A form whose run takes this multiple of the original's is not measured in turns, and its plan is freed."""
 
 FORMS: Mapping[Runtime, tuple[PlanForm, ...]] = {
-    "plan": (PlanForm.JOINED, PlanForm.SEPARATE, PlanForm.EXPORTED),
+    "plan": (PlanForm.JOINED, PlanForm.SEPARATE),
     "onnxruntime": (PlanForm.EXPORTED, PlanForm.EXPORTED_SEPARATE),
 }
 """The forms that a plan may have, by runtime; forward selection of few groups uses the first."""
@@ -336,7 +337,7 @@ def selection_seconds(budget: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The numbers of the *kept* subprograms, the plan's *form*, why others are *refused*, and the file.
+    """The numbers of the *kept* subprograms, the plan's *form*, and why others are *refused*.
 
     *host* runs the nodes that are not replaced; None stands for ONNX Runtime.
     """
@@ -344,27 +345,22 @@ class Selection:
     kept: tuple[int, ...]
     form: PlanForm
     refused: Mapping[int, str]
-    exported: ExportSelection
     host: Host | None = None
 
     def without_rewrites(self, why: str) -> Selection:
         """Keep nothing, since the kept subprograms turned out not to pay."""
-        return Selection((), self.form, {**self.refused, **dict.fromkeys(self.kept, why)}, ORIGINAL_EXPORT)
+        return Selection((), self.form, {**self.refused, **dict.fromkeys(self.kept, why)})
 
     def to_json(self) -> JsonObject:
         """Return the selection as it is remembered."""
-        exported = [self.exported.speedup, self.exported.why, self.exported.parts, self.exported.form]
-        return {"kept": self.kept, "form": self.form, "refused": dict(self.refused), "exported": exported}
+        return {"kept": self.kept, "form": self.form, "refused": dict(self.refused)}
 
     @staticmethod
     def from_json(document: object) -> Selection:
         """Return the selection that ``to_json`` wrote."""
         found = as_object(document)
-        speedup, why, parts, form = as_items(found["exported"])
-        measured = None if speedup is None else as_number(speedup)
-        exported = ExportSelection(measured, str(why), as_integers(parts), PlanForm(str(form)))
         refused = {int(n): str(reason) for n, reason in as_object(found["refused"]).items()}
-        return Selection(as_integers(found["kept"]), PlanForm(str(found["form"])), refused, exported)
+        return Selection(as_integers(found["kept"]), PlanForm(str(found["form"])), refused)
 
 
 @dataclass
@@ -388,13 +384,14 @@ class Selector:
         The selection of an earlier run is not made again: its plan is checked, and measured once.
         """
         selection, measured = self._selection()
-        found = self._describe(selection, measured)
+        file = self._exported_file(selection, measured)
+        found = self._describe(selection, measured, file)
         hosted = None if self.interrupted else self._hosted_selection(selection, measured)
         if hosted is None:
             return replace(found, interrupted=self.interrupted)
-        return replace(self._describe(*hosted), in_onnxruntime=found)
+        return replace(self._describe(*hosted, file), in_onnxruntime=found)
 
-    def _describe(self, selection: Selection, measured: MeasuredPlan) -> Optimised:
+    def _describe(self, selection: Selection, measured: MeasuredPlan, file: ExportedFile) -> Optimised:
         assembled = self._assemble(selection.kept, selection.form)
         kept = set(selection.kept)
         parts = tuple(
@@ -402,13 +399,12 @@ class Selector:
             for n, part in enumerate(self.parts)
         )
         derivations = [*(p.derivation for p in parts if p.kept), *(a.derivation for a in assembled)]
-        exported = self._assemble(selection.exported.parts, selection.exported.form)
         return Optimised(
             model=self.baseline.model,
             plan=self._without_programs(measured.plan, selection),
             original=self.baseline.original,
             parts=parts,
-            replacements=self.assembler.replacements(exported),
+            file=file,
             skipped=(),
             timings=measured.timings,
             errors=measured.errors,
@@ -420,7 +416,6 @@ class Selector:
             interrupted=self.interrupted,
             form=selection.form.value if kept else "original",
             programs=assembled,
-            exported=selection.exported,
             feeds=self.baseline.feeds,
             without=self._leave_one_out(selection),
             stored=self.baseline.compare_stored(measured.plan),
@@ -526,7 +521,7 @@ class Selector:
                 return self._fastest_form(tuple(found.kept), found.refused)
             except KeyboardInterrupt:
                 self.interrupted = True
-        return self._selection_as_tried(found, form)
+        return Selection(tuple(found.kept), form, found.refused)
 
     def _select_forward(self, form: PlanForm, winners: Iterable[int], contenders: Iterable[int]) -> ForwardSelection:
         """Return the forward selection in *form*."""
@@ -539,28 +534,21 @@ class Selector:
         )
         return found._replace(plan=self.baseline.original)  # other plans need its memory
 
-    def _selection_as_tried(self, found: ForwardSelection, form: PlanForm) -> Selection:
-        """Return the subprograms that were kept at Ctrl-C, in the *form* of the trials."""
-        kept = tuple(found.kept)
-        return Selection(kept, form, found.refused, self._export(kept, form, {}, {}) if kept else ORIGINAL_EXPORT)
-
     def _fastest_form(self, kept: tuple[int, ...], refused: Mapping[int, str]) -> Selection:
-        """Return *kept* in the fastest form, after backward elimination in that form, with the file."""
-        form, ratios, whys = self._best_form(kept)
+        """Return *kept* in the fastest form, after backward elimination in that form."""
+        form = self._best_form(kept)
         if kept and (lost := self._find_unprofitable(kept, form)):
             kept, refused = tuple(n for n in kept if n not in lost), {**refused, **lost}
-            form, ratios, whys = self._best_form(kept)
-        return Selection(kept, form, refused, self._export(kept, form, ratios, whys) if kept else ORIGINAL_EXPORT)
+            form = self._best_form(kept)
+        return Selection(kept, form, refused)
 
-    def _best_form(self, kept: tuple[int, ...]) -> tuple[PlanForm, dict[PlanForm, float], dict[PlanForm, str]]:
-        """Return the fastest form of *kept*, the speedups of all, and why others do not run or agree."""
+    def _best_form(self, kept: tuple[int, ...]) -> PlanForm:
+        """Return the fastest form of *kept*."""
         first = self._forms[0]
-        if not kept:
-            return first, {}, {}
-        ratios, whys = self._form_speedups(kept)
+        ratios = self._form_speedups(kept) if kept else {}
         # Forward selection measured the first form: another one has to be faster by more than noise.
         best = max(ratios, key=lambda form: ratios[form], default=first)
-        return (best if ratios.get(best, 0.0) > MIN_SPEEDUP * ratios.get(first, 0.0) else first), ratios, whys
+        return best if ratios.get(best, 0.0) > MIN_SPEEDUP * ratios.get(first, 0.0) else first
 
     def _find_unprofitable(self, kept: tuple[int, ...], form: PlanForm) -> dict[int, str]:
         """Return the subprograms of *kept* without which the plan in *form* is faster, and why."""
@@ -572,20 +560,16 @@ class Selector:
             min(ELIMINATION_SECONDS, self._seconds_left()),
         )
 
-    def _form_speedups(self, kept: tuple[int, ...]) -> tuple[dict[PlanForm, float], dict[PlanForm, str]]:
-        """Measure the speedup of each form of *kept*; also return why others do not run or agree."""
+    def _form_speedups(self, kept: tuple[int, ...]) -> dict[PlanForm, float]:
+        """Measure the speedup of each form of *kept* that runs and agrees; of one form, there is nothing to measure."""
         first, *others = self._forms
         if len(self._assemble(kept, first, "skipped")) == len(kept):  # nothing was joined
             others = [form for form in others if form.is_joined]
-        if not self._seconds_left():
-            others = [form for form in others if not form.is_exported]  # writing a large model takes the longest
-        speedups, whys = dict[PlanForm, float](), dict[PlanForm, str]()
-        for form in (first, *others):
-            try:
+        speedups = dict[PlanForm, float]()
+        for form in (first, *others) if others else ():
+            with suppress(ValueError):
                 speedups[form] = self._form_speedup(kept, form)
-            except ValueError as problem:
-                whys[form] = str(problem)
-        return speedups, whys
+        return speedups
 
     def _form_speedup(self, kept: tuple[int, ...], form: PlanForm) -> float:
         """Measure the speedup of *form* of *kept*; raises ValueError if it does not run or agree, or takes too long.
@@ -604,29 +588,39 @@ class Selector:
             return once / seconds
         return plan_speedup(self.baseline.original, plan, feeds, once, {"before": once, "after": warm})
 
-    def _export(
-        self,
-        kept: tuple[int, ...],
-        form: PlanForm,
-        ratios: Mapping[PlanForm, float],
-        whys: Mapping[PlanForm, str],
-    ) -> ExportSelection:
-        """Select the derivations of the file."""
-        if form.is_exported and form in ratios:
-            return ExportSelection(ratios[form], MEASURED_IN_ONNXRUNTIME, kept, form)
-        why = f"it is not run: {whys.get(PlanForm.EXPORTED, 'no form of it was tried')}"
-        whole = ExportSelection(ratios.get(PlanForm.EXPORTED), why, kept)
-        if PlanForm.EXPORTED not in self._forms:
-            return whole
-        if whole.speedup is None and not whys and not self.interrupted and not self._seconds_left():
-            return UNTRIED_EXPORT
-        return select_for_export(
+    def _exported_file(self, selection: Selection, measured: MeasuredPlan) -> ExportedFile:
+        """Return the file of *selection*, whose plan was *measured*."""
+        kept, form = selection.kept, selection.form
+        if not kept:
+            known: ExportSelection | None = ORIGINAL_EXPORT
+        elif form.is_exported:
+            known = ExportSelection(measured.speedup, MEASURED_IN_ONNXRUNTIME, kept, form)
+        else:
+            found = self.history.get("export", *self._key, kept)
+            known = None if found is None else ExportSelection.from_json(found)
+        return ExportedFile(partial(self._select_for_export, kept), self._rewrites, known)
+
+    def _rewrites(self, selection: ExportSelection) -> tuple[Replacement, ...]:
+        return self.assembler.replacements(self._assemble(selection.parts, selection.form))
+
+    def _select_for_export(self, kept: tuple[int, ...]) -> ExportSelection:
+        """Select and remember those of *kept* that are faster in ONNX Runtime; raises KeyboardInterrupt."""
+        whole = ExportSelection(None, MEASURED_IN_ONNXRUNTIME, kept)
+        try:
+            whole = replace(whole, speedup=self._form_speedup(kept, PlanForm.EXPORTED))
+        except ValueError as problem:
+            whole = replace(whole, why=f"it is not run: {problem}")
+        found = select_for_export(
             self.baseline,
             partial(self._plan, PlanForm.EXPORTED),
             self._groups_by_gain(kept),
             whole,
-            min(EXPORT_SELECTION_SECONDS, self._seconds_left()),
+            min(EXPORT_SELECTION_SECONDS, selection_seconds(self.budget)),
         )
+        self.history.record(found.to_json(), "export", *self._key, kept)
+        self.baseline.original.rest()
+        return_free_memory()
+        return found
 
     def _measure(self, selection: Selection, enough: Enough = all_rounds) -> MeasuredPlan | None:
         """Measure the plan of *selection*, proved; None if it cannot be made or does not agree."""
@@ -643,8 +637,7 @@ class Selector:
         if found.kept and found.form != first and (measured is None or measured.speedup < MIN_SPEEDUP):
             other = self._measure(replace(found, form=first))
             if other is not None and other.speedup >= MIN_SPEEDUP:
-                ratios = {} if measured is None else {found.form: measured.speedup}
-                return replace(found, form=first, exported=self._export(found.kept, first, ratios, {})), other
+                return replace(found, form=first), other
         return self._confirm(found, measured, MIN_SPEEDUP)
 
     def _confirm(

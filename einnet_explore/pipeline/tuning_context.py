@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
@@ -21,6 +21,7 @@ from einnet_explore.cost import CostModel, cpu_default, program_seconds
 from einnet_explore.ir import Program
 from einnet_explore.onnx_export.lowering import EXPORT_OPSET, IR_VERSION, to_onnx
 from einnet_explore.pipeline.model_sessions import open_session
+from einnet_explore.rules.base import MatchJson
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays, largest_error
 from einnet_explore.runtime.implementation_choice import (
     ProfileStore,
@@ -108,7 +109,8 @@ class TuningContext:
     """Everything that tuning tasks of one model share.
 
     *cost* orders variants before they are measured, *compiler* makes them runnable, *store* keeps measured times.
-    *ahead* compiles kernels before *compiler* measures them.
+    *ahead* compiles kernels before *compiler* measures them.  *ratios* are the least ratios of measured to estimated
+    seconds, by kind of variant, in the tasks so far; *winners* are the steps of their winners, by structure.
     """
 
     settings: Settings
@@ -116,6 +118,8 @@ class TuningContext:
     cost: Cost
     compiler: ProgramCompiler
     ahead: AheadCompiler = lambda programs, constants: None
+    ratios: dict[Hashable, float] = field(default_factory=dict)
+    winners: dict[Hashable, list[list[MatchJson]]] = field(default_factory=dict)
 
 
 MAX_LIBRARY_FORMS = 4
@@ -164,6 +168,9 @@ class Implementations:
 
     settings: Settings
     store: ProfileStore
+    ratios: dict[Hashable, float] = field(default_factory=dict)
+    winners: dict[Hashable, list[list[MatchJson]]] = field(default_factory=dict)
+    """See ``TuningContext``, as for *ratios*."""
 
     @cached_property
     def model(self) -> CostModel:
@@ -199,14 +206,22 @@ class Implementations:
 
     def context(self, settings: Settings | None = None) -> TuningContext:
         """The context of tasks, with other *settings* (less time) where they are given."""
-        return TuningContext(settings or self.settings, self.store, self.cost, self.compiler, self.compile_ahead)
+        return TuningContext(
+            settings or self.settings,
+            self.store,
+            self.cost,
+            self.compiler,
+            self.compile_ahead,
+            self.ratios,
+            self.winners,
+        )
 
 
 _TABLE = "CREATE TABLE IF NOT EXISTS remembered (what TEXT, key TEXT, found TEXT NOT NULL, PRIMARY KEY (what, key))"
 
 
 DocumentKind: TypeAlias = Literal[
-    "attribution", "contest", "gpu", "host", "inputs", "model", "numerics", "post", "selection", "spent"
+    "attribution", "contest", "export", "gpu", "host", "inputs", "model", "numerics", "post", "selection", "spent"
 ]
 """``contest`` is a trial, ``gpu`` one on a GPU, ``host`` the subprograms kept with another host than ONNX Runtime,
 ``post`` a post-optimisation, ``model`` the seconds of a model,

@@ -35,7 +35,7 @@ from einnet_explore.runtime.measurement import (
     times_faster,
 )
 from einnet_explore.runtime.profile_store import ProfileKey, profile_key
-from einnet_explore.strategies.candidate import replay, steps_to_json
+from einnet_explore.strategies.candidate import replay, replay_at_other_sizes, steps_to_json
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import BETWEEN, Cost, Options
@@ -131,6 +131,10 @@ def find_variants(program: Program, cost: Cost, settings: Settings) -> FoundVari
 def _variant(seconds: float, program: Program, derivation: Callable[[], Derivation]) -> Variant:
     read = (a.source for e in program.equations for a in accesses(e.scope.body))
     return Variant(seconds, _kind(program), derivation, tuple(t for t in read if isinstance(t, Table)))
+
+
+def _same(derivation: Derivation) -> Derivation:
+    return derivation
 
 
 def _kind(program: Program) -> Hashable:
@@ -297,15 +301,19 @@ class _Finalists:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A *derivation* to be measured, and the *estimate* of its seconds, if it was estimated in this form."""
+    """A *derivation* to be measured, the *estimate* of its seconds in this form, if there is one, and its *kind*."""
 
     derivation: Derivation
     estimate: float | None = None
+    kind: Hashable = None
 
 
 MAX_HOPEFUL_RATIO = 2.0
 """A form is tried if its estimate, corrected by those of the forms so far, is below this multiple of the least time:
 estimates of forms of different kinds are off by such factors."""
+
+MAX_KNOWN_KIND_RATIO = 1.2
+"""The same for a form of a kind of which other tasks measured some: the least ratio to their estimates corrects its."""
 
 MAX_SAMPLE_RATIO = 2.0
 """A form whose first sample takes more than this multiple of the least one is not measured in turns."""
@@ -313,17 +321,27 @@ MAX_SAMPLE_RATIO = 2.0
 
 @dataclass(slots=True)
 class _Race:
-    """The samples of the forms so far, in *seconds* by name; *original_seconds* are to beat."""
+    """The samples of the forms so far, in *seconds* by name; *original_seconds* are to beat.
+
+    *ratios* are the least ratios of samples to estimates by kind, in the tasks before.
+    """
 
     original_seconds: float
+    ratios: dict[Hashable, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     correction: float = 0.0
     """The least ratio of a sample to its estimate."""
+    samples: dict[Hashable, float] = field(default_factory=dict)
+    """These ratios by kind."""
 
     def is_open_to(self, form: _Form) -> bool:
         """Whether *form* may be the fastest, by its estimate."""
         least = min((self.original_seconds, *self.seconds.values()))
-        return form.estimate is None or form.estimate * self.correction < MAX_HOPEFUL_RATIO * least
+        if form.estimate is None or not self.correction:
+            return True
+        if (ratio := self.ratios.get(form.kind)) is not None:
+            return form.estimate * ratio < MAX_KNOWN_KIND_RATIO * least
+        return form.estimate * self.correction < MAX_HOPEFUL_RATIO * least
 
     def enter(self, name: str, form: _Form, seconds: float) -> None:
         """Note that a run of *form* took *seconds*."""
@@ -331,6 +349,7 @@ class _Race:
         if form.estimate is not None:
             ratio = seconds / form.estimate
             self.correction = min(self.correction or ratio, ratio)
+            self.samples[form.kind] = min(self.samples.get(form.kind, ratio), ratio)
 
     def losers(self) -> list[str]:
         """Return the names of forms that are clearly slower than another one."""
@@ -396,8 +415,28 @@ class TuningTask:
         found = self.found or find_variants(self.program, self.context.cost, settings)
         if found.memory_short:
             memory.stopped()
-        trial = self._try_finalists(found.variants, memory)
+        trial = self._try_finalists(self._with_replayed(found.variants), memory)
+        if trial.winner is not None:
+            self.context.winners.setdefault(self._structure, []).append(steps_to_json(trial.winner))
         return replace(trial, search_seconds=perf_counter() - began, states=found.states, memory_short=memory.short)
+
+    @property
+    def _structure(self) -> Hashable:
+        """What the program shares with those that differ from it in extents, at least."""
+        scopes = (e.scope for e in self.program.equations)
+        return tuple((len(scope.traversals), len(scope.summations)) for scope in scopes)
+
+    def _with_replayed(self, found: Sequence[Variant]) -> list[Variant]:
+        """Return the variants *found*, and those that win at other sizes and were not found, cheapest first."""
+        known = {(variant.seconds, variant.kind) for variant in found}
+        replayed = dict[tuple[float, Hashable], Variant]()
+        for steps in self.context.winners.get(self._structure, ()):
+            if (derivation := replay_at_other_sizes(self.program, steps)) is not None:
+                seconds, _ = self.context.cost(derivation.end)
+                variant = _variant(seconds, derivation.end, partial(_same, derivation))
+                replayed[seconds, variant.kind] = variant
+        new = (variant for key, variant in replayed.items() if key not in known)
+        return sorted((*found, *new), key=lambda variant: variant.seconds)
 
     def _try_finalists(self, ranked: Sequence[Variant], memory: MemoryWatch) -> Trial:
         before = self.original_seconds
@@ -412,7 +451,7 @@ class TuningTask:
             memory.require(working_set_bytes(self.program), "the original")
         except Refused as shortage:
             return stays(why=str(shortage))
-        forms = [_Form(fuse_eoperators(variant.derivation()), variant.seconds) for variant in promising]
+        forms = [_Form(fuse_eoperators(each.derivation()), each.seconds, each.kind) for each in promising]
         forms += map(_Form, blocked_forms(chain_groups(ranked, self.context.settings, below)))
         if self.context.settings.numerics == "bf16":
             rounded = (round_products(form.derivation) for form in forms)
@@ -446,12 +485,13 @@ class TuningTask:
 
     def _displacer(self, feeds: Arrays) -> Callable[[], object] | None:
         """Return a call that reads ``displacing_bytes``, then *feeds*, which a node before has just written."""
-        others = np.zeros(self.displacing_bytes // ELEMENT_BYTES, np.float32)
+        others = np.ones(self.displacing_bytes // ELEMENT_BYTES, np.float32)
         return (lambda: [array.max(initial=0) for array in (others, *feeds.values())]) if others.size else None
 
     def _compile(self, forms: Sequence[_Form], original: OriginalRun, memory: MemoryWatch) -> _Finalists:
         """Compile *forms* in two rounds: those without an estimate and the first other one, then others with hope."""
-        found, race, want = _Finalists(), _Race(self.original_seconds), original.outputs()
+        found, race = _Finalists(), _Race(self.original_seconds, self.context.ratios)
+        want = original.outputs()
         estimated = [form for form in forms if form.estimate is not None]
         first = [*(form for form in forms if form.estimate is None), *estimated[:1]]
         for tried in (first, estimated[1:]):
@@ -459,6 +499,8 @@ class TuningTask:
             for form in tried:
                 if race.is_open_to(form):
                     self._try_form(form, found, race, original, want, memory)
+        for kind, ratio in race.samples.items():
+            race.ratios[kind] = min(race.ratios.get(kind, ratio), ratio)
         return found
 
     def _compile_ahead(self, programs: Sequence[Program], memory: MemoryWatch) -> None:

@@ -341,8 +341,9 @@ _NOINLINE = """\
 #define APART __attribute__((noinline))
 #else
 #define APART __attribute__((noinline, noclone))
-/* A minimum of a maximum would become branches, which vectors compute one after the other. */
-#pragma GCC optimize("no-thread-jumps", "no-tree-pre")
+/* A minimum of a maximum would become branches, which vectors compute one after the other.  Splitting loops at the
+   borders of images takes half of the time of compilation, and gains nothing. */
+#pragma GCC optimize("no-thread-jumps", "no-tree-pre", "no-split-loops")
 #endif
 """
 

@@ -18,6 +18,7 @@ from functools import cached_property, lru_cache, partial
 from math import prod
 from pathlib import Path
 from typing import TypeAlias
+from weakref import WeakValueDictionary
 
 import numpy as np
 import tvm_ffi
@@ -58,6 +59,13 @@ def _refusals_of(what: str) -> Generator[None]:
         yield
     except Exception as error:
         raise BackendError(f"TVM refuses {what}: {compiled.last_line(error)}") from error
+
+
+_packed: WeakValueDictionary[tuple[str, int], Array] = WeakValueDictionary()
+"""Packed constants, by kernel and identity of the constant."""
+
+_sources: WeakValueDictionary[tuple[str, int], Array] = WeakValueDictionary()
+"""The constants: a freed one might pass its identity on to another."""
 
 
 @dataclass(frozen=True)
@@ -129,12 +137,17 @@ class TiledContraction:
         return ((prod(vector),), second, *((prod(t.shape),) for t in plan.sides), (prod(self.scope.shape),))
 
     def pack(self, array: Array) -> Array:
-        """Return the second operand in the layout that the function takes."""
+        """Return the second operand in the layout that the function takes; plans share it while one of them exists."""
         if self.plan.other is not None:
             return array
+        key = self.key, id(array)
+        known = _packed.get(key)
+        if known is not None and _sources.get(key) is array:
+            return known
         at = gather_positions(self.plan.form, self.plan.tile, self.plan.steps, self.plan.regions)
         found = aligned_empty((self.plan.packed,))
         found[: at.size], found[at.size :] = np.append(array.reshape(-1), np.float32(0))[at], 0
+        _sources[key], _packed[key] = array, found
         return found
 
     def bind(self, arrays: Mapping[str, Array], out: Array) -> Callable[[], object]:

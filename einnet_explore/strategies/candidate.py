@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -92,6 +92,23 @@ def replay(start: Program, steps: object) -> Derivation:
         except BAD_STEP_ERRORS as why:
             raise Refused(f"step {n}: {type(why).__name__}: {why}") from None
     return derivation
+
+
+def replay_at_other_sizes(start: Program, steps: Iterable[MatchJson]) -> Derivation | None:
+    """Apply *steps* of a program that differs from *start* in extents, until *start* is executable.
+
+    Attributes of library operators are solved again.  Returns None if a step does not apply.
+    """
+    known, derivation = known_rules(), Derivation(start)
+    for step in steps:
+        params = {name: value for name, value in as_object(step["params"]).items() if name != "attributes"}
+        try:
+            derivation = derivation.then(match_from_json(known, derivation.end, {**step, "params": params}))
+        except BAD_STEP_ERRORS:
+            return None
+        if all(e.via for e in derivation.end.equations):
+            return derivation
+    return None
 
 
 _RESERVED_FIELDS = ("format", "version", "start", "steps", "certificate")

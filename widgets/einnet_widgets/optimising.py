@@ -136,7 +136,9 @@ class OptimizeCell(Face):
         result = self._result()
         if isinstance(result, GpuPlan):
             raise ValueError("a plan for a GPU is no ONNX file: save it on the machine of the kernel")
+        self._announce_selection(result)
         self.say({"do": "file", "name": self._name()}, result.onnx_bytes())
+        self._say("")
 
     def _name(self) -> str:
         """Return the name of the file that is proposed."""
@@ -148,7 +150,9 @@ class OptimizeCell(Face):
             raise ValueError("no file is named")
         with warnings.catch_warnings(record=True) as raised:
             warnings.simplefilter("always")
-            self._result().save(path)
+            result = self._result()
+            self._announce_selection(result)
+            result.save(path)
         self._say("; ".join(str(warning.message) for warning in raised) or f"written to {path}")
 
     def write_bundle(self, path: str) -> None:
@@ -164,6 +168,11 @@ class OptimizeCell(Face):
         folder = Path(path).with_suffix("")
         result.save_bundle(folder)
         self._say(f"written to the folder {folder}: its README.md says how ONNX Runtime opens it")
+
+    def _announce_selection(self, result: Optimised | GpuPlan) -> None:
+        """Say why the file takes a while, the first time."""
+        if isinstance(result, Optimised) and not result.is_file_selected:
+            self._say("measuring which rewrites are also faster in plain ONNX Runtime")
 
     def _say(self, text: str) -> None:
         self.notice = {"text": text, "kind": "", "code": ""}

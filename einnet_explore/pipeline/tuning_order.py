@@ -1,0 +1,53 @@
+r"""The order of tuning tasks: the most expected gain for each second of tuning first.
+
+.. math::  \text{value} = \frac{\hat g \, t}{n}
+
+`t` are the estimated seconds of all subprograms that share the task, `n` is the number of its expressions that are
+searched, and ĝ the part of `t` that is expected to be gained: a prior, averaged with the gains of the tasks of that
+structure that have been tuned.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from itertools import chain
+
+from einnet_explore.analysis.counts import compute_bound
+from einnet_explore.ir import Program, Scope, accesses
+
+WINDOW_GAIN, OTHER_GAIN = 0.35, 0.1
+"""The part of its time that a program is expected to gain, if it has a window of positions or not: bilinear algorithms
+need windows, and libraries multiply matrices well."""
+
+
+def count_windows(scope: Scope) -> int:
+    """Count the indices in which a traversal and a summation meet, such as `h + r` of a convolution."""
+    summed = {s for s in scope.summations if s.extent > 1}
+    moved = {x for x in scope.traversals if x.extent > 1}
+    indices = chain.from_iterable(access.index for access in accesses(scope.body))
+    return sum(not summed.isdisjoint(i.iterators) and not moved.isdisjoint(i.iterators) for i in indices)
+
+
+def structure(program: Program) -> tuple[int, ...]:
+    """Return what programs of other sizes share with *program*: the windows of its searched expressions."""
+    return tuple(sorted(count_windows(program.equations[n].scope) for n in compute_bound(program)))
+
+
+@dataclass
+class ExpectedGains:
+    """The gains of the tasks so far, as parts of their originals' time, by structure."""
+
+    found: defaultdict[Hashable, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def note(self, program: Program, gain: float, has_tuned_parts: bool = False) -> None:
+        """Note that *program* gained this part of its time, more than its parts if these are tuned."""
+        self.found[structure(program), has_tuned_parts].append(gain)
+
+    def expected(self, program: Program, has_tuned_parts: bool = False) -> float:
+        """Return the part of its time that *program* is expected to gain, more than its parts if these are tuned."""
+        windows = structure(program)
+        gains = self.found[windows, has_tuned_parts]
+        prior = WINDOW_GAIN if any(windows) and not has_tuned_parts else OTHER_GAIN
+        return (prior + sum(gains)) / (1 + len(gains))
