@@ -64,6 +64,8 @@ INCREASING = frozenset(["relu", "tanh", "sigmoid", "exp", "erf", "round"])
 AT_ZERO = {"exp": Fraction(1), "sigmoid": Fraction(1, 2)} | dict.fromkeys(["tanh", "erf", "sqrt", "abs"], Fraction(0))
 DEGREE = dict.fromkeys(["relu", "abs", "maximum", "minimum"], 2) | {"sqrt": 1, "rsqrt": -1}
 """f(k·x, k·y) is k^(degree/2) · f(x, y) for k > 0."""
+POSITIVE = ("relu(", "abs(", "exp(", "e^(")
+"""The first letters of functions that are nowhere negative."""
 
 
 class Family(NamedTuple):
@@ -408,6 +410,8 @@ class Space:
             case "abs", [((k, factors),)] if len(factors) > (k == 1):
                 sizes = (self.applied(op, [((Fraction(1), (f,)),)]) for f in factors)
                 return self.product([constant(-k if k < 0 else k), *sizes])
+            case (("relu" | "abs" | "maximum" | "minimum"), _) if (found := self.positive_parts(op, args)) is not None:
+                return found
             case "rsqrt", [a]:
                 return self.applied("/", [constant(Fraction(1)), self.applied("sqrt", [a])])
             case "sigmoid", [a]:
@@ -453,6 +457,25 @@ class Space:
             least, most = least + first, most + last
         return a if low <= least and most <= high else None
 
+    def positive_parts(self, op: str, args: list[Polynomial]) -> Polynomial | None:
+        """*op* as a sum of positive parts, relu(-a) as relu(a) - a; None where it stays, or may be infinite."""
+        if any(unbounded(*m) for p in args for m in p):
+            return None
+        match op, args:
+            case "relu", [a]:
+                if all(k > 0 and all(of.startswith(POSITIVE) for of, _ in factors) for k, factors in a):
+                    return a
+                return collected((*a, *self.applied(op, [negative(a)]))) if leading(a) < 0 else None
+            case "abs", [a]:
+                return self.positive_parts("maximum", [a, negative(a)])
+            case "maximum", [a, b]:
+                rest = collected((*b, *negative(a)))
+                return collected((*a, *self.applied("relu", [rest]))) if leading(rest) else None
+            case "minimum", [a, b]:
+                found = self.positive_parts("maximum", [negative(a), negative(b)])
+                return None if found is None else negative(found)
+        return None
+
     def product(self, parts: Iterable[Polynomial]) -> Polynomial:
         """The product of *parts*."""
         value = constant(Fraction(1))
@@ -465,6 +488,17 @@ class Space:
         numbers = (str(k if k in (inf, -inf) else self.number(k)).replace("inf", "∞") for k, _ in value)
         text = " + ".join("*".join((k, *(n for n, _ in fs))) for k, (_, fs) in zip(numbers, value, strict=True))
         return text or "0", tuple(form for _, fs in value for _, at in fs for form in at)
+
+
+def negative(value: Polynomial) -> Polynomial:
+    return tuple((-k, factors) for k, factors in value)
+
+
+def leading(value: Polynomial) -> int:
+    """The sign of the coefficients of the last names; 0 if they have both, since names of places may differ."""
+    last = max(([of for of, _ in factors] for _, factors in value), default=[])
+    signs = {k > 0 for k, factors in value if [of for of, _ in factors] == last}
+    return (1 if True in signs else -1) if len(signs) == 1 else 0
 
 
 def common(value: Polynomial) -> tuple[list[Polynomial], Polynomial]:

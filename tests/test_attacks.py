@@ -90,6 +90,9 @@ FORGED = {
     "a function of ∞ less itself": of_ends(
         "Y[i:4] = A[i]", "Y[i:4] = A[i] + maximum(N[i], N[i]) - maximum(N[i], N[i])"
     ),
+    "the size of ∞ as a sum": of_ends("Y[i:4] = abs(P[i])", "Y[i:4] = 2*relu(P[i]) - P[i]"),
+    "relu(-∞) less -∞": of_ends("Y[i:4] = relu(N[i])", "Y[i:4] = N[i] + relu(-N[i])"),
+    "a maximum of ∞ as a sum": of_ends("Y[i:4] = maximum(A[i], P[i])", "Y[i:4] = P[i] + relu(A[i] - P[i])"),
     "relu(∞) less itself": of_ends("Y[i:4] = A[i]", "Y[i:4] = A[i] + relu(P[i]) - relu(P[i])"),
     "5 ∞ less 4 ∞ and ∞ less ∞, in functions": of_ends(
         "Y[i:4] = relu(5*P[i] - 4*P[i])", "Y[i:4] = relu(P[i] - P[i])"

@@ -74,7 +74,7 @@ def test_proof_by_ends_is_preferred_to_proof_by_steps() -> None:
 
 
 def test_an_evaluated_step_proves_nothing_of_the_ends() -> None:
-    links = chain(relus("relu(A[i])", "relu(relu(A[i]))", "relu(relu(relu(A[i])))"))
+    links = chain(relus("A[i]", "log(exp(A[i]))", "log(exp(log(exp(A[i]))))"))
     assert [c.kind for _, _, c in links] == ["exact", "exact"]
     found = compose_certificates(links)
     assert (found.kind, found.detail) == ("exact", "2 steps, 0 proved")

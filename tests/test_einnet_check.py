@@ -322,14 +322,26 @@ def test_exponential_law_proves_equal_programs(before: str, after: str, proved: 
         ("relu(a[i] - b[i])", "maximum(a[i] - b[i], 0)", True),
         ("relu(a[i])", "maximum(0, 3*a[i]) / 3", True),
         ("-relu(b[i] - a[i])", "minimum(a[i] - b[i], 0)", True),
-        ("a[i]", "maximum(a[i], 0) + minimum(0, a[i])", False),  # relu(x) - relu(-x) is not known to be x
+        ("a[i]", "maximum(a[i], 0) + minimum(0, a[i])", True),
         ("relu(a[i])", "maximum(a[i], 1/1000)", False),
         ("relu(a[i])", "minimum(a[i], 0)", False),
         ("relu(-a[i])", "minimum(a[i], 0)", False),
         ("relu(a[i])", "maximum(b[i], 0)", False),
+        ("relu(a[i]) + 0.01*minimum(a[i], 0)", "maximum(0.01*a[i], a[i])", True),
+        ("relu(a[i]) + 2*minimum(a[i], 0)", "minimum(2*a[i], a[i])", True),
+        ("relu(a[i]) + 2*minimum(a[i], 0)", "maximum(2*a[i], a[i])", False),
+        ("abs(a[i])", "relu(a[i]) + relu(-a[i])", True),
+        ("abs(a[i] - b[i])", "maximum(a[i], b[i]) - minimum(b[i], a[i])", True),
+        ("abs(a[i] - b[i])", "maximum(a[i], b[i]) + minimum(b[i], a[i])", False),
+        ("abs(-2*a[i]*b[i])", "2*abs(a[i])*abs(b[i])", True),
+        ("abs(a[i] + b[i])", "abs(a[i]) + abs(b[i])", False),
+        ("relu(relu(a[i]) + exp(b[i]))", "relu(a[i]) + exp(b[i])", True),
+        ("relu(relu(a[i]) - exp(b[i]))", "relu(a[i]) - exp(b[i])", False),
+        ("relu(1 - relu(a[i]))", "1 - relu(a[i])", False),
+        ("relu(a[i] - a[4 - i])", "relu(a[4 - i] - a[i])", False),
     ],
 )
-def test_largest_of_a_number_and_zero_is_relu(before: str, after: str, proved: bool) -> None:
+def test_maxima_and_sizes_are_sums_of_positive_parts(before: str, after: str, proved: bool) -> None:
     texts = [f"tensor a[5]\ntensor b[5]\nc[i:5] = {body}" for body in (before, after)]
     assert (why(*texts) is None) == proved
     assert (certify(*map(ee.parse, texts)).kind == "proved") == proved

@@ -44,10 +44,13 @@ def apply_to_polynomials(op: str, args: list[Polynomial], rounding: Rounding | N
             positive = apply_to_polynomials("relu", [apply_to_polynomials("neg", [other])], rounding)
             return apply_to_polynomials("neg", [positive])
         case "abs", [((k, factors),)] if len(factors) > (k == 1):
-            parts = [_symbol(op, [((Fraction(1), (f,)),)]) for f in factors]
+            parts = [apply_to_polynomials(op, [((Fraction(1), (f,)),)]) for f in factors]
             return apply_to_polynomials("*", [((-k if k < 0 else k, ()),), *parts])
         case (("rsqrt" | "sigmoid" | "tanh" | "pow"), _):
             if (defined := _by_definition(op, args, rounding)) is not None:
+                return defined
+        case (("relu" | "abs" | "maximum" | "minimum"), _):
+            if (defined := _in_positive_parts(op, args, rounding)) is not None:
                 return defined
     function = SCALAR_FUNCTIONS.get(op)
     if function and (scaled := _scaled(function, args)) is not None:
@@ -83,6 +86,47 @@ def _by_definition(op: str, args: list[Polynomial], rounding: Rounding | None) -
             if k.denominator == 1 and k <= MAX_POWER:
                 return apply("*", ONE, *(a for _ in range(int(k))))
     return None
+
+
+def _in_positive_parts(op: str, args: list[Polynomial], rounding: Rounding | None) -> Polynomial | None:
+    """Return a positive part, an absolute value or the larger or smaller of two values as a sum of positive parts.
+
+    Of relu(a) and relu(-a) = relu(a) - a one occurs, if the names in *a* tell them apart; None if they do not, if
+    values may be infinite, and for a positive part that stays.
+    """
+
+    def apply(name: str, *of: Polynomial) -> Polynomial:
+        return apply_to_polynomials(name, list(of), rounding)
+
+    if any(may_be_infinite(*m) for arg in args for m in arg):
+        return None
+    match op, args:
+        case "relu", [a] if all(k > 0 and all(map(_is_positive, factors)) for k, factors in a):
+            return a
+        case "relu", [a] if _sign(a) < 0:
+            return apply("+", a, apply("relu", apply("neg", a)))
+        case "abs", [a] if _sign(a):
+            part = apply("relu", a)
+            return apply("-", apply("+", part, part), a)
+        case (("maximum" | "minimum"), [a, b]) if _sign(rest := apply("-", b, a)):
+            if op == "maximum":
+                return apply("+", a, apply("relu", rest))
+            return apply("-", a, apply("relu", apply("neg", rest)))
+    return None
+
+
+def _sign(value: Polynomial) -> int:
+    """Return the sign of the coefficients of the monomials with the first names; 0 if they have both signs.
+
+    The indices of elements do not count: equal programs may name them differently.
+    """
+    names = [[name for name, _ in factors] for _, factors in value]
+    signs = {1 if k > 0 else -1 for (k, _), own in zip(value, names, strict=True) if own == max(names)}
+    return signs.pop() if len(signs) == 1 else 0
+
+
+def _is_positive(factor: Factor) -> bool:
+    return factor[0].startswith(("relu(", "exp(", "abs("))
 
 
 def _apply_arithmetic(op: str, args: list[Polynomial], rounding: Rounding | None) -> Polynomial | None:
