@@ -410,8 +410,8 @@ class Space:
             case "abs", [((k, factors),)] if len(factors) > (k == 1):
                 sizes = (self.applied(op, [((Fraction(1), (f,)),)]) for f in factors)
                 return self.product([constant(-k if k < 0 else k), *sizes])
-            case (("relu" | "abs" | "maximum" | "minimum"), _) if (found := self.positive_parts(op, args)) is not None:
-                return found
+            case (("relu" | "abs" | "maximum" | "minimum"), _) if (sums := self.positive_parts(op, args)) is not None:
+                return sums
             case "rsqrt", [a]:
                 return self.applied("/", [constant(Fraction(1)), self.applied("sqrt", [a])])
             case "sigmoid", [a]:
