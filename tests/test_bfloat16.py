@@ -229,7 +229,7 @@ def test_a_product_whose_error_may_exceed_the_bound_is_not_taken() -> None:
         form = round_products(Derivation(task.program))
         assert form is not None
         original = task.opener()
-        found = task._compile([_Form(form)], original.outputs(), original.feeds, MemoryWatch())
+        found = task._compile([_Form(form)], original, MemoryWatch())
         assert bool(found.derivations) == (bound == 0.1)
         messages[bound] = found.over_bound
         # Another layer with the same program: the bound holds with its own weights, too.

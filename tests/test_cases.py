@@ -102,7 +102,9 @@ def test_kept_program_is_the_fastest(
     path.write_text(text(TINY))
     ran: list[str] = []
 
-    def times(_: object, keys: dict[str, ProfileKey], calls: dict[str, Callable[[], Arrays]]) -> dict[str, float]:
+    def times(
+        _: object, keys: dict[str, ProfileKey], calls: dict[str, Callable[[], Arrays]], displace: None
+    ) -> dict[str, float]:
         ran.extend(keys)
         outputs = [call() for call in calls.values()]
         assert {made["Y"].shape for made in outputs} == {(1, 2, 6, 6)}

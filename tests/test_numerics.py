@@ -360,7 +360,7 @@ def test_the_report_of_a_kept_convolution(monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("MAX_WINNER_RATIO", "NEGLIGIBLE_SHARE"):
         monkeypatch.setattr(contest_module, name, {"MAX_WINNER_RATIO": 1e9, "NEGLIGIBLE_SHARE": 0.0}[name])
     monkeypatch.setattr(contest_module, "_time", lambda *_: 1.0)
-    monkeypatch.setattr(contest_module, "_times", lambda _, keys, __: dict.fromkeys(keys, 1.0))
+    monkeypatch.setattr(contest_module, "_times", lambda _, keys, *__: dict.fromkeys(keys, 1.0))
     monkeypatch.setattr(contest_module, "find_variants", fewest)
     monkeypatch.setattr(result_module, "MIN_SPEEDUP", 0.0)
     monkeypatch.setattr(result_module, "MIN_REMEMBERED_SPEEDUP", 0.0)

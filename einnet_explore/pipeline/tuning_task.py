@@ -31,7 +31,6 @@ from einnet_explore.runtime.measurement import (
     settle_seconds,
     stop_after,
     time_calls,
-    time_samplers,
     times_faster,
 )
 from einnet_explore.runtime.profile_store import ProfileKey, profile_key
@@ -575,13 +574,8 @@ def _times(
     if len(known) == len(keys):
         return known
     settle = settle_seconds(keys["original"].threads)
-    timings = time_samplers(
-        {name: partial(sample_seconds, call, displace=displace) for name, call in calls.items()},
-        rounds=9,
-        min_seconds=0.05,
-        settle=settle,
-        enough=stop_after(5, 1.0),
-    )
+    enough = stop_after(5, 1.0)
+    timings = time_calls(calls, rounds=9, min_seconds=0.05, settle=settle, enough=enough, displace=displace)
     base = timings["original"]
     measured = {name: base.low / times_faster(base, timing) for name, timing in timings.items()}
     for name, seconds in measured.items():

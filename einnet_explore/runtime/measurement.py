@@ -95,18 +95,19 @@ def time_calls(
     settle: float = 0,
     warm: Mapping[str, float] = NOTHING,
     enough: Enough = all_rounds,
+    displace: Callable[[], object] | None = None,
 ) -> dict[str, Timing]:
     """Return the ``Timing`` of each of *calls*, by name, in seconds; they are measured in turns.
 
     The order of the calls rotates from round to round, and each sample repeats its call for a millisecond.  There are
     at least *rounds* rounds that take at least *min_seconds* for every call, with pauses, unless *enough* stops
     earlier.  Before one or a few samples of a call *settle* seconds pass: an engine's waiting threads spin for a while,
-    and would take the next one's cores.  *warm* has the seconds of calls that were made just now.
+    and would take the next one's cores.  *warm* has the seconds of calls that were made just now.  *displace* is as in
+    ``sample_seconds``.
     Raises ValueError for no rounds.
     """
-    return time_samplers(
-        {name: partial(sample_seconds, call) for name, call in calls.items()}, rounds, min_seconds, settle, warm, enough
-    )
+    samplers = {name: partial(sample_seconds, call, displace=displace) for name, call in calls.items()}
+    return time_samplers(samplers, rounds, min_seconds, settle, warm, enough)
 
 
 def time_samplers(
