@@ -32,11 +32,11 @@ fast = ee.optimize("model.onnx", budget=15, threads=1)
 fast
 
 # %% [markdown]
-# `budget` is the time of tuning: the largest subprogram is tuned first, and none is begun later. Fifteen seconds are
-# short: the default is 4 for each different subprogram, 60 to 150 in all. Tuning results are cached, so the
-# next run starts with them. (`einnet_widgets.OptimizeCell("model.onnx")` does the same with a progress bar, a cancel button and a download
-# link.) A subprogram is replaced only if the replacement is *measured* to be faster than the original on this machine.
-# On another machine, other subprograms may be replaced, or none.
+# `budget` is the time of tuning: the subprogram that is expected to gain most per second comes first, and none is begun
+# later. Fifteen seconds are short: the default is 4 for each different subprogram, 60 to 150 in all. Tuning results are
+# cached, so the next run starts with them. (`einnet_widgets.OptimizeCell("model.onnx")` does the same with a progress
+# bar, a cancel button and a download link.) A subprogram is replaced only if the replacement is *measured* to be faster
+# than the original on this machine. On another machine, other subprograms may be replaced, or none.
 #
 # ## Result for each subprogram
 #
@@ -101,8 +101,8 @@ for part in fast.attribution():
 #
 # `save` writes an ONNX file of standard operators, and of functions made of them (ONNX's model-local functions), which
 # any ONNX runtime executes. It keeps only the rewrites that are also faster in plain ONNX Runtime; if there are none,
-# the file is your original model, and `save` warns. The next cell compares both files in ONNX Runtime; its last line
-# reports the speedup, or why there is none.
+# the file is your original model, and `save` warns. It measures them when it is first called. The next cell compares
+# both files in ONNX Runtime; its last line reports the speedup, or why there is none.
 
 # %%
 fast.save("fast.onnx")

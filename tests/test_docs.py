@@ -231,7 +231,7 @@ def test_help_names_the_actual_defaults(monkeypatch: pytest.MonkeyPatch, capsys:
     least, most = MIN_BUDGET_SECONDS, MAX_BUDGET_SECONDS
     said_budget = f"{TASK_BUDGET_SECONDS:g} s for each different subprogram, at least {least:g} and at most {most:g} s"
     said_budget += f"; on a GPU {PART_BUDGET_SECONDS:g} s and at most {MAX_PARTS_BUDGET_SECONDS:g} s"
-    assert f"time of tuning, after which none is begun (default: {said_budget})" in said["optimize"]
+    assert f"time of tuning, after which no task is begun (default: {said_budget})" in said["optimize"]
     assert f"the time limit of the search (default: {Settings(1).seconds:g} s)" in said["bench"]
     operators, whole, search = operator_cases.operator_effort(), end_to_end.EndToEndEffort(), searches.SearchEffort()
     assert (whole.threads, whole.batches, operators.threads) == ((1, 2), (1, 16), 1)

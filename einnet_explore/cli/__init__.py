@@ -433,8 +433,8 @@ def _optimize_arguments(command: argparse.ArgumentParser) -> None:
         "--budget",
         type=parse_seconds,
         metavar="SECONDS",
-        help="time of tuning, after which none is begun (default: 4 s for each different subprogram, at least 60 and "
-        "at most 150 s; on a GPU 20 s and at most 480 s); the whole command takes at most about twice as long",
+        help="time of tuning, after which no task is begun (default: 4 s for each different subprogram, at least 60 "
+        "and at most 150 s; on a GPU 20 s and at most 480 s); the whole command takes at most about twice as long",
     )
     command.add_argument(
         "--target-runtime",
