@@ -102,9 +102,9 @@ def time_calls(
     The order of the calls rotates from round to round, and each sample repeats its call for a millisecond.  There are
     at least *rounds* rounds that take at least *min_seconds* for every call, with pauses, unless *enough* stops
     earlier.  Before one or a few samples of a call *settle* seconds pass: an engine's waiting threads spin for a while,
-    and would take the next one's cores.  *warm* has the seconds of calls that were made just now.  *displace*, which may
-    fill the caches with something else, is called before each call that is timed, of which samples then have five at
-    most; it does not count.
+    and would take the next one's cores.  *warm* has the seconds of calls that were made just now.  *displace*, which
+    may fill the caches with something else, is called before each timed call and does not count; samples then have
+    five calls at most.
     Raises ValueError for no rounds.
     """
     samplers = {name: partial(sample_seconds, call, displace=displace) for name, call in calls.items()}
