@@ -174,16 +174,19 @@ def find_chain(scope: Scope) -> Chain:
     return Chain(tuple(stages))
 
 
+def range_inside(x: Iterator, origin: Index, extent: int) -> tuple[int, int]:
+    """Return the part of `[0, extent)` that lies in the range of *x* if counted from the constant *origin*."""
+    return max(x.lo - origin.const, 0), min(x.hi - origin.const, extent)
+
+
 def _local_indices(scope: Scope, region: Region) -> Mapping[Iterator, Index]:
     """Map the traversals of *scope* to indices counted from the start of *region*, of the same names.
 
-    Where the region does not move, padding is left out: it reads nothing.
+    Where the region has a constant origin, they leave out its padding, whose elements read nothing.
     """
     found: dict[Iterator, Index] = {}
     for x, origin, extent in zip(scope.traversals, region.origin, region.extent, strict=True):
-        lo, hi = 0, extent
-        if not origin.terms:
-            lo, hi = max(x.lo - origin.const, 0), min(x.hi - origin.const, extent)
+        lo, hi = (0, extent) if origin.terms else range_inside(x, origin, extent)
         found[x] = origin + (Iterator(x.name, lo, hi) if lo < hi else Iterator(x.name, 0, extent))
     return found
 

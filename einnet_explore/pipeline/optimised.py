@@ -141,7 +141,7 @@ ORIGINAL_FILE = "no rewrite is faster in plain ONNX Runtime"
 """Why the file is the original model."""
 
 UNSELECTED_EXPORT = ExportSelection(None, "its rewrites are selected when the file is written")
-"""What is known of the file before that."""
+"""The selection of a file whose rewrites have not been selected."""
 
 
 @dataclass
@@ -238,7 +238,7 @@ class Optimised:
 
     @property
     def is_file_selected(self) -> bool:
-        """Whether the rewrites of the file are known: ``save`` takes longer if they are not."""
+        """Whether the rewrites of the file have been selected: if not, ``save`` selects them, which takes longer."""
         return self.file.known is not None
 
     @property

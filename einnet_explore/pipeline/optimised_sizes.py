@@ -270,7 +270,7 @@ class OptimisedSizes:
 
     @property
     def is_file_selected(self) -> bool:
-        """Whether the rewrites of the file are known, of all plans: ``save`` takes longer if they are not."""
+        """Whether the rewrites of all plans have been selected: if not, ``save`` selects them, which takes longer."""
         return all(each.is_file_selected for each in self.plans.values())
 
     @property

@@ -26,13 +26,7 @@ from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, OriginalOpener
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.runtime.measurement import (
-    sample_seconds,
-    settle_seconds,
-    stop_after,
-    time_calls,
-    times_faster,
-)
+from einnet_explore.runtime.measurement import sample_seconds, settle_seconds, stop_after, time_calls, times_faster
 from einnet_explore.runtime.profile_store import ProfileKey, profile_key
 from einnet_explore.strategies.candidate import replay, replay_at_other_sizes, steps_to_json
 from einnet_explore.strategies.engine import Search
@@ -421,7 +415,7 @@ class TuningTask:
 
     @property
     def _structure(self) -> Hashable:
-        """What the program shares with those that differ from it in extents, at least."""
+        """The numbers of traversals and summations of each equation, which do not depend on extents."""
         scopes = (e.scope for e in self.program.equations)
         return tuple((len(scope.traversals), len(scope.summations)) for scope in scopes)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 
-from einnet_explore.analysis.fused_chain import Chain, Cut, Region, Stage, find_chain
+from einnet_explore.analysis.fused_chain import Chain, Cut, Region, Stage, find_chain, range_inside
 from einnet_explore.analysis.indices import substitute
 from einnet_explore.codegen.language.lowering import flat_index, tensor_name
 from einnet_explore.codegen.register_tiles import Machine
@@ -138,7 +138,7 @@ def _block_loops(
     padding = scope.padding or ((0, 0),) * len(scope.traversals)
     for d, (x, origin, extent) in enumerate(zip(scope.traversals, region.origin, region.extent, strict=True)):
         if not origin.terms:
-            lo, hi = max(x.lo - origin.const, 0), min(x.hi - origin.const, extent)
+            lo, hi = range_inside(x, origin, extent)
             y = Iterator(x.name, lo, max(lo, hi))
             for a, b in ((0, lo), (max(lo, hi), extent)):
                 if a < b:
