@@ -344,12 +344,12 @@ def _is_constant(body: Scalar) -> bool:
     return not iterators_of(body) and not any(True for _ in accesses(body))
 
 
-@lru_cache(1 << 12)
 def least_products(scope: Scope) -> int:
     """Return the products of *scope* at run time if each sum of a product in it is computed in the cheapest order."""
     return count_products(_cheapest_order(scope))
 
 
+@lru_cache(1 << 14)
 def _cheapest_order(scope: Scope) -> Scope:
     if scope.reduce != "sum" or (scope.domain and scope.summations):
         return scope

@@ -139,7 +139,8 @@ def join_products(units: NodeGroups) -> dict[int, str]:
             ends |= found
         if len(region) > 1 and any(units.kind(n) == "contraction" for n in region):
             owners = [n for n in sorted(region) for _ in units.understood[n]]
-            joined = {owners[number] for number in factored_equations(units.program_of(region))}
+            program = anonymize(units.program_of(region)).program
+            joined = {owners[number] for number in factored_equations(program)}
             if any(units.kind(n) == "contraction" for n in joined):
                 units.join_all(_without_front(units, joined))
     return ends

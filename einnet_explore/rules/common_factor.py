@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations, product
 from math import prod
 
@@ -69,27 +70,31 @@ def propose(scope: Scope) -> Iterable[Common]:
     found = terms(scope.body)
     if len(found) < 2 or scope.summations or scope.domain or not has_finite_padding(scope.body):
         return
-    flat = [flatten_product(term, scope.traversals) for term in found]
-    best: Common | None = None
-    most = 0
+    most, best = 0, None
     for i, j in combinations(range(len(found)), 2):
-        pair = replace(scope, body=add(found[i], found[j]))
-        for m, n in product(range(len(flat[i].parts)), range(len(flat[j].parts))):
-            if not _same_source(flat[i].parts[m], flat[j].parts[n]):
-                continue
-            for here, params in (
-                (Common((0, 1), (m, n)), Common((i, j), (m, n))),
-                (Common((1, 0), (n, m)), Common((j, i), (n, m))),
-            ):
+        saved, here = _best_of_pair(replace(scope, body=add(found[i], found[j])))
+        if here is not None and saved > most:
+            most, best = saved, Common((i, j) if here.terms == (0, 1) else (j, i), here.factors)
+    if best is not None:
+        yield best
+
+
+@lru_cache(1 << 14)
+def _best_of_pair(pair: Scope) -> tuple[int, Common | None]:
+    """Return the products that the best common factor of the two terms of *pair* saves, and this factor, if any."""
+    one, other = (flatten_product(term, pair.traversals).parts for term in terms(pair.body))
+    most, best = 0, None
+    for m, n in product(range(len(one)), range(len(other))):
+        if _same_source(one[m], other[n]):
+            for here in (Common((0, 1), (m, n)), Common((1, 0), (n, m))):
                 try:
                     joined = rewrite(pair, here)
                 except Refused:
                     continue
                 if (saved := least_products(pair) - least_products(joined)) > most:
-                    most, best = saved, params
+                    most, best = saved, here
                 break
-    if best is not None:
-        yield best
+    return most, best
 
 
 def _same_source(p: Scalar, q: Scalar) -> bool:

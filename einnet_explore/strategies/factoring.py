@@ -94,7 +94,7 @@ from einnet_explore.rules.prefix_splitting import Blocks, block_sizes, last_summ
 from einnet_explore.rules.recentring import Place
 from einnet_explore.rules.traversal_factoring import Selection
 from einnet_explore.rules.variable_substitution import Substitution, divide_iterator
-from einnet_explore.strategies.moves import merge_scopes
+from einnet_explore.strategies.moves import local_moves, merge_scopes, position_of
 from einnet_explore.strategies.vertical_fusion import substitute_intermediate
 
 MAX_BLOCK_SIZES = 6
@@ -102,6 +102,9 @@ MAX_BLOCK_SIZES = 6
 
 MAX_SUBSTITUTIONS = 64
 """Intermediates that are substituted, at most."""
+
+MAX_TERMS = 40
+"""An expression with more terms is not multiplied out further: factoring compares each term with all others."""
 
 
 def factorings(program: Program) -> Iterable[Derivation]:
@@ -327,17 +330,25 @@ def _substituted(derivation: Derivation) -> Iterable[Derivation]:
         for name in _intermediates(program):
             if name not in refused:
                 try:
-                    derivation = normalised(substitute_intermediate(derivation, name))
+                    further = normalised(substitute_intermediate(derivation, name))
                     break
                 except Refused:
                     refused.add(name)
         else:
             break
         joined = (find_equation(program, name), *(program.equations[n] for n in readers(program, name)))
+        if any(_term_count(further.end, e.name) > MAX_TERMS for e in joined[1:]):
+            break
+        derivation = further
         if is_new := any(s.summations for e in joined for _, s in scopes(e.scope)):
             yield derivation
     if not is_new and derivation.steps:
         yield derivation
+
+
+def _term_count(program: Program, name: str) -> int:
+    """Return how many terms the equation of *program* called *name* has, with those of its nested scopes."""
+    return sum(len(terms(s.body)) for _, s in scopes(find_equation(program, name).scope))
 
 
 def _intermediates(program: Program) -> Iterable[str]:
@@ -495,8 +506,9 @@ def _conditions(program: Program) -> Iterable[Match[object]]:
 
 def _matches(program: Program, rules: Iterable[Rule[object]]) -> Iterable[Match[object]]:
     for rule in rules:
-        for at, _ in places(program):
-            yield from rule.matches(program, at)
+        for at, scope in places(program):
+            if not rule.local or local_moves(rule, scope, position_of(at)).reaches(0):  # remembered for equal scopes
+                yield from rule.matches(program, at)
 
 
 def _shared(program: Program) -> Iterable[Match[object]]:

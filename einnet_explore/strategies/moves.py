@@ -70,7 +70,6 @@ from einnet_explore.rules import (
     Refused,
     Rule,
 )
-from einnet_explore.rules.base import places
 from einnet_explore.rules.boundaries import Unbound
 from einnet_explore.rules.traversal_merging import Merging
 
@@ -358,13 +357,10 @@ def merge_scopes(derivation: Derivation, name: str) -> Derivation:
 
 def _mergeable_scopes(program: Program, name: str) -> Iterable[Match[object]]:
     n = equation_number(program, name)
-    for at, scope in places(program):
-        if at[0] == n:
-            inner = list(accesses(scope.body))
-            for match in TRAVERSAL_MERGING.matches(program, at):
-                source = inner[match.params.access].source
-                if isinstance(source, Scope) and not source.summations:
-                    yield match
+    for path, scope in scopes(program.equations[n].scope) if program.equations[n].via is None else ():
+        merge = [isinstance(a.source, Scope) and not a.source.summations for a in accesses(scope.body)]
+        if any(merge):
+            yield from (m for m in TRAVERSAL_MERGING.matches(program, (n, *path)) if merge[m.params.access])
 
 
 def inline_injective(program: Program, keep: Iterable[str] = ()) -> Derivation:
