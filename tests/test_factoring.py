@@ -15,7 +15,7 @@ from einnet_explore.analysis.padding import sliding_windows
 from einnet_explore.analysis.products import MAX_FACTORS, cheapest_tree, multiplications, tree_leaves
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
-from einnet_explore.ir import Const, Iterator, Program, Scope, add, as_index, padded
+from einnet_explore.ir import Const, Iterator, Program, Scope, add, as_index, padded, scopes, terms
 from einnet_explore.ir import program as read_whole
 from einnet_explore.rules import (
     BOUNDARY_TIGHTENING,
@@ -29,7 +29,7 @@ from einnet_explore.rules import (
 )
 from einnet_explore.rules.boundaries import Tightening
 from einnet_explore.rules.traversal_factoring import Position
-from einnet_explore.strategies.factoring import factorings, products_at_run_time
+from einnet_explore.strategies.factoring import MAX_TERMS, factorings, multiplied_out, products_at_run_time
 from einnet_explore.syntax import parse
 from tests.rules_kit import check_rule, contractions, refuses
 
@@ -522,3 +522,25 @@ def test_terms_are_summed_on_their_own() -> None:
         ("W[f,f] + g[f]", "a sum of products already"),
     ):
         refuses(DISTRIBUTIVITY, parse(f"{TENSORS}Y[f:4] = {body}"), (0,), why, direction="terms")
+
+
+def unrolled_recurrence(steps: int, width: int, states: int) -> Program:
+    """A state-space model of so many steps, each an expression; only the last state is read."""
+    lines = [f"tensor a[{steps}, {width}, {states}]", f"tensor b[{steps}, {width}]", f"tensor c[{steps}, {states}]"]
+    lines.append(f"H0[d:{width}, s:{states}] = b[0, d] * c[0, s]")
+    for n in range(1, steps):
+        lines.append(f"H{n}[d:{width}, s:{states}] = a[{n}, d, s] * H{n - 1}[d, s] + b[{n}, d] * c[{n}, s]")
+    lines.append(f"Y[d:{width}] = sum[s:{states}] H{steps - 1}[d, s] * c[0, s]")
+    return parse("\n".join([*lines, "output Y"]))
+
+
+def test_what_is_multiplied_out_has_a_bounded_number_of_terms() -> None:
+    """Each step of a recurrence adds a term, and factoring compares all pairs of terms."""
+
+    def term_counts(steps: int) -> list[int]:
+        found = multiplied_out(unrolled_recurrence(steps, 3, 2))
+        return [max(sum(len(terms(s.body)) for _, s in scopes(e.scope)) for e in d.end.equations) for d in found]
+
+    short, long = term_counts(8), term_counts(MAX_TERMS + 20)
+    assert len(short) > 7
+    assert MAX_TERMS - 3 < max(long) <= MAX_TERMS

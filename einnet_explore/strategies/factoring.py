@@ -104,7 +104,7 @@ MAX_SUBSTITUTIONS = 64
 """Intermediates that are substituted, at most."""
 
 MAX_TERMS = 40
-"""An expression with more terms is not multiplied out further: factoring compares each term with all others."""
+"""An expression with more terms, in nested scopes too, is not multiplied out further: factoring compares all pairs."""
 
 
 def factorings(program: Program) -> Iterable[Derivation]:
