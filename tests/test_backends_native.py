@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -34,7 +35,7 @@ from einnet_explore.rules import REDUCTION_GENERATION, ROW_GENERATION, Refused
 from einnet_explore.runtime import c_kernels, compiled, implementation_choice, onnx_fragment
 from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.c_kernels import NativeSource
-from einnet_explore.runtime.implementations import BoundEquation, NativeCall
+from einnet_explore.runtime.implementations import BoundEquation, NativeCall, TiledCall, tiled_contraction
 from einnet_explore.runtime.profile_store import TimeStore, profile_key
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.strategies.vertical_fusion import fuse_vertically
@@ -277,6 +278,27 @@ def test_exponential_is_accurate_at_all_magnitudes() -> None:
     ulp = np.maximum(np.spacing(rounded[finite]).astype(np.float64), 2.0**-149)
     assert (np.abs(y[finite] - wanted[finite]) <= 1.1 * ulp).all()
     assert y[0] == 1 and y[x == -np.inf] == 0
+
+
+@needs_cc
+@pytest.mark.parametrize("engine", ["c", "tiled"])
+def test_error_function_is_accurate_at_all_magnitudes(engine: str) -> None:
+    """To 5 units in the last place, and within -1 and 1; what is not a number stays one."""
+    edges = np.float32([0, 1e-30, 1e-40, 0.5, 1, 3.9, 4, 5, 1e30, np.inf, np.nan])
+    bits = np.arange(0, 1 << 32, 1 << 17, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    spread = np.random.default_rng(0).standard_normal(1 << 16).astype(np.float32) * 2
+    x = np.concatenate([edges, -edges, spread, bits])[: 1 << 16].reshape(-1, 16)
+    rows = len(x)
+    body = {"c": "erf(A[i, j])", "tiled": f"erf({{[i:{rows}, j:16] sum[k:1] A[i+k, j] * B[k, 0]}}[i, j])"}[engine]
+    scope = scope_of(f"tensor A[{rows}, 16]\ntensor B[1, 1]\nY[i:{rows}, j:16] = {body}")
+    given, y = {"A": aligned(x), "B": aligned(np.ones((1, 1), np.float32))}, aligned_empty(x.shape, np.float32)
+    made = tiled_contraction(scope) if engine == "tiled" else None
+    (NativeCall(NativeSource(scope)) if made is None else TiledCall(made, {})).bind(given, y)()
+    wanted = np.vectorize(math.erf)(x.astype(np.float64))
+    assert (engine == "tiled") == (made is not None)
+    assert (np.isnan(y) == np.isnan(x)).all() and np.nanmax(np.abs(y)) == 1
+    error = np.abs(y - wanted) / np.maximum(np.spacing(np.abs(wanted).astype(np.float32)), 2.0**-149)
+    assert np.nanmax(error) <= 5
 
 
 # The contest

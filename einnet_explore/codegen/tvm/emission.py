@@ -65,6 +65,9 @@ class _TvmFunctions:
     def tanh(self, a: TvmObject) -> TvmObject:
         return _tanh(a)
 
+    def erf(self, a: TvmObject) -> TvmObject:
+        return _erf(a)
+
     def expit(self, a: TvmObject) -> TvmObject:
         return 1 / (1 + _exp(-a))
 
@@ -167,6 +170,24 @@ def _tanh(argument: TvmObject) -> TvmObject:
         return tirx.Select(a < tvm_constant(0.625), near, signed)
 
     return _let(argument, of)
+
+
+_ERF_ABOVE = (1.98656151e-6, 2.84541321e-4, 3.88312709e-3, 5.31010976e-2, 1.93542843e-1, 1.12837914)
+_ERF_BELOW = (3.74165516e-5, 1.18547968e-3, 1.52068641e-2, 1.15348755e-1, 5.04855439e-1, 1.0)
+
+
+def _erf(argument: TvmObject) -> TvmObject:
+    """erf in single precision, as the C dialect's: a quotient of polynomials for |x| <= 4, else 1 or -1."""
+
+    def within(x: TvmObject, end: float) -> TvmObject:  # a NaN stays one
+        low, high = tvm_constant(-end), tvm_constant(end)
+        return tirx.Select(x < low, low, tirx.Select(x > high, high, x))
+
+    def of(x: TvmObject) -> TvmObject:
+        return _let(x * x, lambda s: x * _horner(s, _ERF_ABOVE) / _horner(s, _ERF_BELOW))
+
+    near = _let(argument, lambda x: _let(within(x, 4), of))
+    return _let(near, lambda y: within(y, 1))
 
 
 def _let(value: TvmObject, body: Callable[[TvmObject], TvmObject]) -> TvmObject:
