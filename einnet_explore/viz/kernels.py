@@ -21,8 +21,7 @@ from einnet_explore.codegen.fusion.plan import FusedKernel, FusedNest, FusedStep
 from einnet_explore.codegen.language.printer import emit
 from einnet_explore.codegen.language.statements import Kernel
 from einnet_explore.codegen.language.values import Type, type_of
-from einnet_explore.codegen.register_tiles import this_machine
-from einnet_explore.codegen.tiling.cost import Hardware, TileCost, TileSearch, cpu_hardware
+from einnet_explore.codegen.tiling.cost import TileCost, TileSearch
 from einnet_explore.codegen.tiling.kernel import tile_contraction
 from einnet_explore.equivalence.value_bounds import scope_range
 from einnet_explore.ir import (
@@ -66,10 +65,11 @@ def elementwise_kernel(equation: Equation, kind: Type, dialect: str) -> Kernel:
 
 
 def tiled_kernel(equation: Equation, kind: Type, dialect: str) -> Kernel:
-    """Generate a tiled contraction; the best-first search chooses the tile, in C for the caches of a core."""
-    hardware = cpu_hardware(this_machine()) if dialect == "c" else Hardware()
+    """Generate a tiled contraction for GPUs; the best-first search chooses the tile."""
+    if dialect == "c":
+        raise Refused(f"kernel {equation.name}: tiles in shared memory are for GPUs")
     try:
-        return tile_contraction(equation.scope, hardware, kind=kind, name=equation.name).kernel
+        return tile_contraction(equation.scope, kind=kind, name=equation.name).kernel
     except Refused:
         raise
     except ValueError as error:

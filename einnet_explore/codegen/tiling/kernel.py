@@ -2,8 +2,7 @@
 
 A block computes one tile of the result.  Its threads load the tiles of the inputs together, one after the other, or the
 next one while the previous one is used.  Then each of them adds to sums of its own.  Threads that share a result hold
-partial sums, which are rolled up in shared memory.  On a device with a cache instead of shared memory threads read
-elements in place.
+partial sums, which are rolled up in shared memory.
 Source: PlaidML's automatic kernel generation (threading, code generation).
 """
 
@@ -205,7 +204,7 @@ class TileLoader(TileFrame):
     def turning(self) -> int | None:
         """The row whose tiles alternate between two halves of an array, to overlap loads with arithmetic, or None."""
         hardware = self.cost.hardware
-        if not hardware.managed or hardware.stages < 2 or self.kind.size not in (4, 8) or self.threads.threads == 1:
+        if hardware.stages < 2 or self.kind.size not in (4, 8) or self.threads.threads == 1:
             return None
         rows = [n for n, c in enumerate(self.counts) if c > 1 and not self.output(n)]
         return rows[0] if len(rows) == 1 else None
@@ -271,7 +270,7 @@ class TiledKernelWriter(TileLoader):
 
     def kernel(self, name: str) -> Kernel:
         """Return the kernel *name*."""
-        shared = [LocalArray(self.tile(i)) for i in self.inputs] if self.cost.hardware.managed else []
+        shared = [LocalArray(self.tile(i)) for i in self.inputs]
         if self.threads.lanes > 1:
             shared.append(LocalArray(self._rolled))
         body: list[Statement] = [*shared, LocalArray(self.sums), *self._declare_positions(), Comment("clear")]
@@ -286,12 +285,10 @@ class TiledKernelWriter(TileLoader):
 
     def _load_in_sequence(self) -> list[Statement]:
         """Return the loads of tiles, then their products, for every tile along the summations."""
-        staged = self.cost.hardware.managed
-        sync = [Barrier()] if staged and self.threads.threads > 1 else []
+        sync = [Barrier()] if self.threads.threads > 1 else []
         body: list[Statement] = []
-        if staged:
-            for i in self.inputs:
-                body += [Comment(f"load {i.column.name}"), self.load(i)]
+        for i in self.inputs:
+            body += [Comment(f"load {i.column.name}"), self.load(i)]
         body += [*sync, Comment("accumulate"), *self._accumulate(), *sync]
         for n in reversed(range(len(self.rows))):
             if not self.output(n) and isinstance(base := self.base[n], Var):
@@ -355,13 +352,11 @@ class TiledKernelWriter(TileLoader):
         return _guard_statements((t for row, t in tests if row not in self.loops), body)
 
     def _accumulate(self) -> tuple[Statement, ...]:
-        staged = self.cost.hardware.managed
         product = lower_scalar(
             self._mark_reads(), dict(zip(self.rows, self.at, strict=True)), self._read, self.kind, self.wide
         )
         added = Store(self.sums, self.sum_at, self._join(self.sums[self.sum_at], product))
-        tests = (*self._in_tile(), *(() if staged else self._in_result()))
-        body = self._for_each_sum(self._hints, added, tests=tests)
+        body = self._for_each_sum(self._hints, added, tests=tuple(self._in_tile()))
         left = MAX_UNROLLED_STEPS
         for n in reversed(range(len(self.rows))):
             t, count = self.cost.tile[n], self.threads.counts[n]
@@ -373,7 +368,7 @@ class TiledKernelWriter(TileLoader):
                 stop = call("minimum", stop, Literal(extent, I32) - self.base[n])
             trips = -(-t // count)
             whole = extent % t == 0 and isinstance(self.place[n], Literal)
-            unroll = staged and whole and n in self.windows and trips <= left
+            unroll = whole and n in self.windows and trips <= left
             left = left // trips if unroll else 0
             body = (For(Var(self.name(n, "in")), self.place[n], stop, Literal(count, I32), body, unroll),)
         return body
@@ -395,20 +390,16 @@ class TiledKernelWriter(TileLoader):
         inputs = {i.access: n for n, i in enumerate(self.inputs)}
 
         def mark(access: Access) -> Scalar:
-            i = self.inputs[inputs[access]]
-            asked = i.late if self.cost.hardware.managed else tuple(range(len(access.index)))
-            box = access.source.box
+            late, box = self.inputs[inputs[access]].late, access.source.box
             read = Tensor(f"#{inputs[access]}", ())[()]
-            return guard(tuple(access.index[d] for d in asked), tuple(box[d] for d in asked), read, access.source.value)
+            return guard(tuple(access.index[d] for d in late), tuple(box[d] for d in late), read, access.source.value)
 
         return map_accesses(self.contraction.core.body, mark)
 
     def _read(self, source: Tensor | Table | Scope, _: tuple[Expr, ...]) -> Expr:
         assert isinstance(source, Tensor)
         i = self.inputs[int(source.name[1:])]
-        if self.cost.hardware.managed:
-            return self.tile(i)[i.local(self.within) + self.half(i)]
-        return i.element(self.source(i.access), i.address(self.at, self.wide), self.kind)
+        return self.tile(i)[i.local(self.within) + self.half(i)]
 
     def _roll_up(self) -> tuple[Statement, ...]:
         """Add partial sums, one of every thread at a time, in halves; then those of the first lane are complete."""
