@@ -51,9 +51,9 @@ from einnet_explore.ir import (
 from einnet_explore.operators.operator import OnnxNode, Operator, onnx_node
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import Array, bind_arrays, bind_function, fits_kernel
-from einnet_explore.runtime.bfloat16_products import Bfloat16Kernel, bfloat16_kernel, match_bfloat16_product
+from einnet_explore.runtime.bfloat16_products import bfloat16_kernel, match_bfloat16_product
 from einnet_explore.runtime.c_kernels import NativeSource
-from einnet_explore.runtime.integer_products import IntegerProduct, integer_product
+from einnet_explore.runtime.integer_products import PackedProduct, integer_product
 from einnet_explore.runtime.matrix_products import bind_matrix_product
 from einnet_explore.runtime.onnx_fragment import FragmentWriter, Shape, bind_session, custom_ops_available, onnx_session
 from einnet_explore.runtime.profile_store import (
@@ -306,12 +306,12 @@ class ProductCall:
 class NarrowProductCall:
     """Sums of products of bytes or of bfloat16 in 32 bits; operands in *constants* are packed once."""
 
-    made: IntegerProduct | Bfloat16Kernel
+    made: PackedProduct
     constants: Mapping[str, Array] = field(repr=False)
 
     @property
     def engine(self) -> str:
-        return INTEGER_ENGINE if isinstance(self.made, IntegerProduct) else BFLOAT16_ENGINE
+        return INTEGER_ENGINE if self.made.is_integer else BFLOAT16_ENGINE
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -621,7 +621,7 @@ def _typed_implementations(bound: BoundEquation) -> Iterable[Implementation]:
     yield InterpretedCall(scope)
 
 
-def _narrow_products(bound: BoundEquation) -> Iterable[IntegerProduct | Bfloat16Kernel]:
+def _narrow_products(bound: BoundEquation) -> Iterable[PackedProduct]:
     """Yield the kernels for *bound* as a sum of products of bytes or of bfloat16, if it is one."""
     scope, how = bound.equation.scope, (bound.constants, bound.views, bound.threads)
     if (integers := integer_product(scope, *how)) is not None:
