@@ -1,6 +1,6 @@
 /*
  * A sum of products of bytes or of bfloat16 in 32 bits, y[i][j] = finish(sum over s of a[i][s] b[s][j]), for the numbers
- * that are defined ahead of this text (integer_products.py).
+ * that are defined ahead of this text (integer_products.py), after the interface of kernels (c_kernels.py).
  *
  * GROUP factors of a sum, 32 bits, are next to one another: one instruction of AVX512-VNNI adds 64 products of bytes to
  * 16 sums, one of AVX512-BF16 adds 32 products; without it the compiler makes vectors of plain loops.  Columns are
@@ -18,7 +18,6 @@
  * The sums of a block of rows and a panel stay in the cache until `finish` has turned them into results.  Where results
  * are the sums (DIRECT), those of whole panels are written at once.
  */
-#include <stdint.h>
 #include <string.h>
 #if defined __x86_64__ && defined __GNUC__
 #include <immintrin.h>
@@ -32,22 +31,12 @@
 #endif
 
 enum { VECTOR = 16, VECTORS = COLUMNS / VECTOR, BLOCK = 48, HALF = 32,
-       GROUPS = LENGTH / GROUP, PANELS = (N + COLUMNS - 1) / COLUMNS, BLOCKS = (M + BLOCK - 1) / BLOCK,
-       PLAIN = 7, HEADER = 24, CPU = 1, BYTES = 1 };
+       GROUPS = LENGTH / GROUP, PANELS = (N + COLUMNS - 1) / COLUMNS, BLOCKS = (M + BLOCK - 1) / BLOCK, BYTES = 1 };
 /* Values of ROW_MODE. */
 #define PACKED 0
 #define IN_PLACE 1
 #define INTERLEAVED 2
 #define GATHERED 3
-
-/* What is used of DLTensor, TVMFFIAny and TVMParallelGroupEnv; a tensor that is an object stands behind its header. */
-typedef struct { void *data; } Tensor;
-typedef struct { int32_t type; uint32_t zero; union { int64_t number; char *pointer; } value; } Any;
-typedef struct { void *sync; int32_t tasks; } Group;
-#define VISIBLE __attribute__((visibility("default")))
-VISIBLE int (*__TVMBackendParallelLaunch)(int (*)(int, Group *, void *), void *, int);
-VISIBLE void *(*__TVMBackendAllocWorkspace)(int, int, uint64_t, int, int);
-VISIBLE int (*__TVMBackendFreeWorkspace)(int, int, void *);
 
 /* Packed elements; *_NUMBER is the number that one stands for, PACKED_* the one that stands for an element. */
 #if IS_BFLOAT16

@@ -41,7 +41,14 @@ from einnet_explore.codegen.sum_of_products import split_epilogue
 from einnet_explore.ir import FLOAT32, Access, Iterator, Scalar, Scope, Tensor, as_index, element_type
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import Array, Arrays
-from einnet_explore.runtime.c_kernels import EOPERATOR_FLAGS, NATIVE, VECTOR_MATH_DECLARATIONS
+from einnet_explore.runtime.c_kernels import (
+    EOPERATOR_FLAGS,
+    INTERFACE_DECLARATIONS,
+    LAUNCH_DECLARATIONS,
+    NATIVE,
+    SPACE_DECLARATIONS,
+    VECTOR_MATH_DECLARATIONS,
+)
 from einnet_explore.runtime.matrix_products import merge_strides
 from einnet_explore.support.errors import NoKernel, Refused
 
@@ -408,7 +415,8 @@ class PackedProduct:
             raise NoKernel(f"no kernel in C: {error}") from error
         kinds = [C.spell(type_of(kind)) for kind in (self.epilogue.sum_type, element_type(self.scope))]
         types = f"typedef {kinds[0]} Sum;\ntypedef {kinds[1]} Result;"
-        return "\n".join((VECTOR_MATH_DECLARATIONS, types, finish, *defined, *held, source))
+        given = (VECTOR_MATH_DECLARATIONS, INTERFACE_DECLARATIONS, LAUNCH_DECLARATIONS, SPACE_DECLARATIONS)
+        return "\n".join((*given, types, finish, *defined, *held, source))
 
     @property
     def _is_direct(self) -> bool:
