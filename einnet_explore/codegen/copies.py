@@ -346,16 +346,8 @@ MAX_PRODUCT_TERMS = 16
 """The same for products of several tensors, which are worth tiles."""
 
 
-@dataclass(frozen=True)
-class CopyKernel:
-    """The kernel of a scope; its parameters are the tensors *inputs*, in order, then the result."""
-
-    kernel: Kernel
-    inputs: tuple[str, ...]
-
-
-def copy_kernel(scope: Scope, name: str = "moved", kind: Type = F32) -> CopyKernel:
-    """Return *scope* as a kernel that moves memory; scopes that it reads are inlined.
+def copy_kernel(scope: Scope, name: str = "moved", kind: Type = F32) -> Kernel:
+    """Return *scope* as a kernel that moves memory: tensors, then the result; scopes that it reads are inlined.
 
     Raises Refused if sums are long, if a sum is read, or if a source is a table.
     """
@@ -367,7 +359,7 @@ def copy_kernel(scope: Scope, name: str = "moved", kind: Type = F32) -> CopyKern
         raise Refused(f"{name}: sums of {terms} terms over {list(scope.shape)}: expected at most {most}, not empty")
     frame = CopyFrame(scope, body, name, kind)
     down = tiled_reads(frame)
-    return CopyKernel(direct_copy(frame) if down is None else tiled_copy(frame, *down), tuple(frame.memory))
+    return direct_copy(frame) if down is None else tiled_copy(frame, *down)
 
 
 SAME_PAGE_BYTES = 512

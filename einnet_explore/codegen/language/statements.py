@@ -346,6 +346,11 @@ class Kernel(Node):
                 raise Refused(f"kernel {self.name}: parameter {p.name} is a {p.space} array")
 
     @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the arrays that are only read, in the order of the parameters."""
+        return tuple(p.name for p in self.params if isinstance(p, Array) and p.const)
+
+    @property
     def threads(self) -> int:
         """Threads of a block."""
         return prod(self.block)

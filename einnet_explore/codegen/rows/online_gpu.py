@@ -195,18 +195,14 @@ class OnlineWriter:
         return {name: node for name, node in nodes.items() if isinstance(node, ColumnNode)}
 
     @cached_property
-    def inputs(self) -> tuple[Tensor, ...]:
-        """The tensors that are read, in the order of the kernel's parameters."""
+    def memory(self) -> dict[str, Array]:
+        """The arrays of the tensors that are read."""
         (band,) = score_products(self.online).values()
         columns = [node.right for node in self.columns.values()]
         bodies = (band.left, band.right, *columns, self.online.score, self.product.right, self.nest.scale)
-        found = (a.source for body in bodies for a in accesses(body))
-        return tuple({s.name: s for s in found if isinstance(s, Tensor) and not s.name.startswith("#")}.values())
-
-    @cached_property
-    def memory(self) -> dict[str, Array]:
-        """Every input's array."""
-        return {t.name: Array(t.name, F32, prod(t.shape), const=True) for t in self.inputs}
+        found = [a.source for body in bodies for a in accesses(body)]
+        read = {s.name: s for s in found if isinstance(s, Tensor) and not s.name.startswith("#")}
+        return {name: Array(name, F32, prod(t.shape), const=True) for name, t in read.items()}
 
     @cached_property
     def result(self) -> Array:
@@ -502,13 +498,10 @@ def _are_neighbours(body: Scalar, inner: tuple[Iterator, ...]) -> bool:
     return reads_packs(body, inner[0], PACK)
 
 
-def online_kernel(
-    online: OnlineSoftmax, name: str, groups: int = 1, tile: OnlineTile | None = None
-) -> tuple[tuple[Tensor, ...], Kernel]:
-    """Return the inputs of *online*, in the order of the parameters, and its kernel *name* in blocks of *tile*.
+def online_kernel(online: OnlineSoftmax, name: str, groups: int = 1, tile: OnlineTile | None = None) -> Kernel:
+    """Return the kernel *name* of *online* in blocks of *tile*: its tensors, then the result.
 
     By default ``online_tile`` chooses the tile for *groups* multiprocessors.  Raises Refused if none fits, or if scores
     are no elementwise function of one product.
     """
-    writer = OnlineWriter(online, tile or online_tile(online, groups))
-    return writer.inputs, writer.kernel(name)
+    return OnlineWriter(online, tile or online_tile(online, groups)).kernel(name)

@@ -95,16 +95,8 @@ _ROW, _COLUMN, _RESIDUE, _WARP = (Var(f":{name}") for name in ("first row", "fir
 IteratorPlaces = dict[Iterator, Expr]
 
 
-@dataclass(frozen=True)
-class FragmentContraction:
-    """A contraction on tensor cores: *inputs* are the parameters of its *kernel*, in order, then the result."""
-
-    inputs: tuple[Tensor, ...]
-    kernel: Kernel
-
-
-def fragment_contraction(scope: Scope, name: str, kinds: Mapping[str, Type]) -> FragmentContraction:
-    """Return *scope* as a kernel that writes the tensor *name*; *kinds* has the types of tensors.
+def fragment_contraction(scope: Scope, name: str, kinds: Mapping[str, Type]) -> Kernel:
+    """Return *scope* as a kernel: tensors, then the result, the tensor *name*; *kinds* has their types.
 
     Raises Refused for anything but a sum of products of two tensors of halves, and for small extents.
     """
@@ -112,8 +104,7 @@ def fragment_contraction(scope: Scope, name: str, kinds: Mapping[str, Type]) -> 
         found = as_contraction(scope)
     except ValueError as error:
         raise Refused(str(error)) from None
-    writer = _Writer(found, TensorContraction.of(found.core), kinds, name)
-    return FragmentContraction(writer.tensors, writer.kernel())
+    return _Writer(found, TensorContraction.of(found.core), kinds, name).kernel()
 
 
 @dataclass(frozen=True)
