@@ -115,7 +115,7 @@ def halves() -> Kernel:
     body = (
         *(LocalArray(x) for x in (mine, twice, out)),
         Copy(mine, ZERO, a, T * 4, 4),
-        For(j, ZERO, literal(4), literal(2), pair, unroll=True),
+        For(j, ZERO, literal(4), literal(2), pair, "unroll"),
         Copy(h, T * 4, out, ZERO, 4),
         Store(h, literal(64), select(a[0].lt(1.0), a[1], call("maximum", a[2], -float("inf")))),
     )

@@ -46,7 +46,6 @@ from einnet_explore.codegen.language.statements import (
     Comment,
     Copy,
     Declare,
-    For,
     If,
     Kernel,
     LocalArray,
@@ -207,8 +206,7 @@ class CopyFrame:
         value = self.scalar(self.body, {**at, **{x: add_offset(var, x.lo) for x, var in sums.items()}}, held)
         inside: tuple[Statement, ...] = (Assign(total, lower_join(reduce, total, value)),)
         for x in reversed(self.scope.summations):
-            zero, one = Literal(0, self.wide), Literal(1, self.wide)
-            inside = (For(sums[x], zero, Literal(x.extent, self.wide), one, inside, unroll=True),)
+            inside = (counted_loop(sums[x], x.extent, *inside, hint="unroll"),)
         return (Declare(total, literal(REDUCTIONS[reduce], self.kind)), *inside, store(total))
 
 
@@ -546,7 +544,7 @@ class _TransposeWriter:
             inner += self._tile(scalar, place, f":tile {n}")
             if self.few_rows:
                 inner.append(If(digits[band].ge(bands - 1), (self._few(scalar, place, bands * self.side),)))
-        body.append(For(step, start, stop, Literal(1, I64), tuple(inner)))
+        body.append(counted_loop(step, stop, *inner, start=start))
         return Kernel("turned", (*self.memory.values(), self.out, first), tuple(body)), prod(counts.values())
 
     @property
@@ -763,8 +761,7 @@ class _RegionWriter:
             if inside:
                 last = depth + 1 == len(self.cuts)
                 for begin, end in _vector_ranges(lo, hi) if last else ((lo, hi),):
-                    bounds = (Literal(begin, I64), Literal(end, I64), Literal(1, I64))
-                    out.append(For(u, *bounds, tuple(inside), simd=last))
+                    out.append(counted_loop(u, end, *inside, start=begin, hint="simd" if last else None))
         return out
 
     def _phases(
@@ -828,8 +825,8 @@ class _RegionWriter:
             lo >= 0 and hi < prod(a.source.shape) for a in accesses(body) for lo, hi in (flat_address(a).bounds,)
         )
         if not lanes or not inside or any(conditions_in(body)):
-            bounds = (Literal(last.lo, I64), Literal(last.lo + width, I64), Literal(1, I64))
-            yield For(v, *bounds, (self._store(body, {**at, longer: v}, {**where, last: as_index(longer)}),), simd=True)
+            store = self._store(body, {**at, longer: v}, {**where, last: as_index(longer)})
+            yield counted_loop(v, last.lo + width, store, start=last.lo, hint="simd")
             return
         yield from self._prefetch_next_row(body, {**at, longer: Literal(last.lo, I64)})
         row = Array(f":row {next(self.rows)}", F32, lanes, "private", align=lanes * F32.size)

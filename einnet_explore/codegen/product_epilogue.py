@@ -16,8 +16,8 @@ from einnet_explore.codegen.fusion.operations import typed_program
 from einnet_explore.codegen.language.dialects import C
 from einnet_explore.codegen.language.lowering import flat_index, flat_read, lower_scalar, mixed_radix_split, tensor_name
 from einnet_explore.codegen.language.printer import emit, entry_name
-from einnet_explore.codegen.language.statements import For, Kernel, Store
-from einnet_explore.codegen.language.values import F32, I64, Array, Expr, Literal, Var, cast, type_of
+from einnet_explore.codegen.language.statements import Kernel, Store, counted_loop
+from einnet_explore.codegen.language.values import F32, I64, Array, Expr, Var, cast, type_of
 from einnet_explore.codegen.preparation import prepare
 from einnet_explore.codegen.sum_of_products import SUM_RESULT
 from einnet_explore.ir import (
@@ -162,10 +162,9 @@ class ProductEpilogue:
             return lower_scalar(map_accesses(scope.body, known), at, load, kind, I64)
 
         store = Store(out, row * pitch + column, cast(out.kind, value(made[result], result, point)))
-        zero, one = Literal(0, I64), Literal(1, I64)
-        inner = For(column, zero, columns, one, (store,), simd=True)
+        body = counted_loop(row, number, counted_loop(column, columns, store, hint="simd"))
         params: tuple[Array | Var, ...] = (out, sums, *arrays.values(), matrix, first, number, left, columns)
-        kernel = Kernel("epilogue", params, (For(row, zero, number, one, (inner,)),))
+        kernel = Kernel("epilogue", params, (body,))
         given = ", ".join(f"(const {C.spell(a.kind)} *)more[{n}]" for n, a in enumerate(arrays.values()))
         name = entry_name(kernel)
         call = f"{name}(out, sums, {given + ', ' if given else ''}n, i, rows, j, columns, 1, 1, 1, 1);"

@@ -39,7 +39,6 @@ from einnet_explore.codegen.language.statements import (
     Comment,
     Copy,
     Declare,
-    For,
     If,
     Kernel,
     LocalArray,
@@ -296,7 +295,7 @@ class OnlineWriter:
             *self._places(),
             *self._load("left", band.left, self.row, band.sums, t.depth, t.pitch),
             *(self._clear(*each) for each in (("sums", 0.0), ("total", 0.0), ("largest", LOWEST_SCORE))),
-            For(_FIRST, _int(0), _int(self.seen), _int(t.columns), steps),
+            counted_loop(_FIRST, self.seen, *steps, step=t.columns),
             Comment("result"),
             *self._write(),
         )
@@ -357,7 +356,7 @@ class OnlineWriter:
             Declare(place, number % width * size),
             *copy_async(tile, line * pitch + place, value, size),
         )
-        return (For(number, _THREAD, _int(lines * width), _int(LANES * self.tile.threads), load),)
+        return (counted_loop(number, lines * width, *load, start=_THREAD, step=LANES * self.tile.threads),)
 
     def _load_columns(self) -> Iterable[Statement]:
         for name, node in self.columns.items():
@@ -369,7 +368,7 @@ class OnlineWriter:
         array = self._arrays[name]
         return counted_loop(_TERM, array.size, Store(array, _TERM, literal(value, F32)), hint="unroll")
 
-    def _each_row(self, *body: Statement) -> For:
+    def _each_row(self, *body: Statement) -> Statement:
         return counted_loop(_ROW, self.tile.steps, *body, hint="unroll")
 
     def _load_rows(self, tile: Array, pitch: int) -> Statement:

@@ -39,7 +39,6 @@ from einnet_explore.codegen.language.statements import (
     Comment,
     Copy,
     Declare,
-    For,
     FragmentProduct,
     If,
     Kernel,
@@ -201,7 +200,7 @@ class _Writer:
             *self._places(counts),
             Comment("clear"),
             counted_loop(n, sums.size, Store(sums, n, literal(0.0, F32)), hint="unroll"),
-            For(start, Literal(0, I32), Literal(self.depth, I32), Literal(DEPTH, I32), steps),
+            counted_loop(start, self.depth, *steps, step=DEPTH),
             Comment("post-operations and write"),
             self._write(sums),
         )
@@ -277,7 +276,7 @@ class _Writer:
             body.append(Store(tile, target, value if test is None else select(test, value, literal(0.0, F32))))
         count = SIDE // height * (DEPTH // width)
         yield Comment(f"load {tile.name.replace('_', ' ')}")
-        yield For(number, _THREAD, Literal(count, I32), Literal(THREADS, I32), tuple(body))
+        yield counted_loop(number, count, *body, start=_THREAD, step=THREADS)
 
     def _pack_axis(self, access: Access, is_left: bool) -> str:
         """Return where packs of neighbours lie at multiples of their size: along "depth", along "rows", or nowhere."""

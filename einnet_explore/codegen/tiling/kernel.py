@@ -28,7 +28,6 @@ from einnet_explore.codegen.language.statements import (
     Comment,
     Copy,
     Declare,
-    For,
     If,
     Kernel,
     LocalArray,
@@ -228,12 +227,12 @@ class TileLoader(TileFrame):
         number = Var(f"{i.column.name}_element")
         base = [(later or {}).get(n, b) for n, b in enumerate(self.base)]
         place, value = i.loaded(number, base, self.source(i.access), self.kind, self.wide)
-        step = Literal(self.threads.threads, I32)
-        end = Literal(i.layout.elements, I32)
-        start: Expr = THREAD_INDEX if self.threads.threads > 1 else Literal(0, I32)
-        if half is None:
-            return For(number, start, end, step, (Store(self.tile(i), place, value),))
-        return For(number, start, end, step, copy_async(self.tile(i), place + half * i.layout.size, value))
+        threads, tile = self.threads.threads, self.tile(i)
+        stores: tuple[Statement, ...] = (Store(tile, place, value),)
+        if half is not None:
+            stores = copy_async(tile, place + half * i.layout.size, value)
+        start = THREAD_INDEX if threads > 1 else 0
+        return counted_loop(number, i.layout.elements, *stores, start=start, step=threads)
 
     def source(self, access: Access) -> Array:
         """Return the array in memory that *access* reads."""
@@ -292,8 +291,7 @@ class TiledKernelWriter(TileLoader):
         body += [*sync, Comment("accumulate"), *self._accumulate(), *sync]
         for n in reversed(range(len(self.rows))):
             if not self.output(n) and isinstance(base := self.base[n], Var):
-                end = Literal(self.rows[n].extent, I32)
-                body = [For(base, Literal(0, I32), end, Literal(self.cost.tile[n], I32), tuple(body))]
+                body = [counted_loop(base, self.rows[n].extent, *body, step=self.cost.tile[n])]
         return body
 
     def _load_ahead(self, row: int) -> list[Statement]:
@@ -305,7 +303,7 @@ class TiledKernelWriter(TileLoader):
         later = base + step
         then = tuple(self.load(i, {row: later}, (base // step + 1) % 2) for i in self.inputs)
         inner = (Barrier(copies=True), If(later.lt(end), then), Comment("accumulate"), *self._accumulate())
-        return [Comment("load the first tiles"), *first, For(base, zero, Literal(end, I32), Literal(step, I32), inner)]
+        return [Comment("load the first tiles"), *first, counted_loop(base, end, *inner, step=step)]
 
     @cached_property
     def _rolled(self) -> Array:
@@ -368,9 +366,10 @@ class TiledKernelWriter(TileLoader):
                 stop = call("minimum", stop, Literal(extent, I32) - self.base[n])
             trips = -(-t // count)
             whole = extent % t == 0 and isinstance(self.place[n], Literal)
-            unroll = whole and n in self.windows and trips <= left
-            left = left // trips if unroll else 0
-            body = (For(Var(self.name(n, "in")), self.place[n], stop, Literal(count, I32), body, unroll),)
+            hint: LoopHint | None = "unroll" if whole and n in self.windows and trips <= left else None
+            left = left // trips if hint else 0
+            inner = Var(self.name(n, "in"))
+            body = (counted_loop(inner, stop, *body, start=self.place[n], step=count, hint=hint),)
         return body
 
     def _in_tile(self) -> Iterable[tuple[int, Expr]]:
