@@ -51,7 +51,6 @@ from einnet_explore.codegen.language.values import (
     Var,
     cast,
     literal,
-    minimum,
     type_of,
 )
 from einnet_explore.ir import (
@@ -367,25 +366,6 @@ def grid_stride_kernel(functor: Functor, launch: ElementwiseLaunch) -> Kernel:
     name = f"{functor.name} pack {pack}{' wide' if kind == I64 else ''}{' tail' if launch.tail else ''}"
     params: tuple[Array | Var, ...] = (result, *rest, packs, tail)
     return Kernel(name, params, tuple(body), (BLOCK_THREADS, 1, 1), (launch.blocks, 1, 1))
-
-
-def elementwise_host_kernel(functor: Functor) -> Kernel:
-    """Return the CPU kernel of *functor*: a block takes neighbouring elements, and compilers vectorise it.
-
-    Parameters: result, operands, scalars, number of elements, elements of a block.
-    """
-    result, *rest = functor_arguments(functor)
-    inputs = rest[: len(functor.operands)]
-    length, share, first, last, i = (Var(n, I64) for n in ("length", "share", "first", "last", "i"))
-    held, fixed = _scalars(functor, rest[len(inputs) :])
-    end = first + share
-    body = (
-        *held,
-        Declare(first, cast(I64, LaunchIndex("block")) * share),
-        Declare(last, minimum(end, length)),
-        counted_loop(i, last, Store(result, i, _value(functor, fixed, inputs, i)), start=first, hint="simd"),
-    )
-    return Kernel(f"{functor.name} on a host", (result, *rest, length, share), body)
 
 
 def aligned_kernel(functor: Functor, length: int) -> Kernel:

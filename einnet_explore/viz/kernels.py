@@ -11,8 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from einnet_explore.analysis.equations import is_typed
-from einnet_explore.codegen import elementwise
-from einnet_explore.codegen.elementwise import build_functor
+from einnet_explore.codegen.elementwise import aligned_kernel, build_functor
 from einnet_explore.codegen.fusion.cpu import cpu_kernel
 from einnet_explore.codegen.fusion.frame import FusedLayout, lay_out
 from einnet_explore.codegen.fusion.gpu import A100_TARGET, CPU_CORE_TARGET, estimate_fusion, gpu_kernel, gpu_launch
@@ -55,13 +54,10 @@ class KernelText:
 
 
 def elementwise_kernel(equation: Equation, kind: Type, dialect: str) -> Kernel:
-    """Generate an elementwise kernel: vector packs in a grid-stride loop; in C, contiguous elements for each block."""
-    made = build_functor(equation.scope, equation.name, kind)
-    return (
-        elementwise.elementwise_host_kernel(made)
-        if dialect == "c"
-        else elementwise.aligned_kernel(made, prod(equation.scope.shape))
-    )
+    """Generate an elementwise kernel for GPUs: vector packs in a grid-stride loop."""
+    if dialect == "c":
+        raise Refused(f"kernel {equation.name}: grid-stride loops are for GPUs")
+    return aligned_kernel(build_functor(equation.scope, equation.name, kind), prod(equation.scope.shape))
 
 
 def tiled_kernel(equation: Equation, kind: Type, dialect: str) -> Kernel:
