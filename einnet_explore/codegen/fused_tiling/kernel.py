@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from einnet_explore.analysis.fused_chain import Chain
 from einnet_explore.analysis.indices import substitute
 from einnet_explore.codegen.fused_tiling.block_sizes import (
     RESULT_MEMORY,
@@ -72,13 +71,6 @@ from einnet_explore.ir import (
 from einnet_explore.support.lazy_modules import LazyModule
 
 tirx, T = LazyModule("tvm.tirx"), LazyModule("tvm.tirx.script.builder.ir")
-
-
-@dataclass(frozen=True, slots=True)
-class BlockedChain:
-    """Stages with products among them, computed block by block of what they share."""
-
-    chain: Chain
 
 
 @dataclass(frozen=True)
