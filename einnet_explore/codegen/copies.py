@@ -57,6 +57,7 @@ from einnet_explore.codegen.language.statements import (
     counted_loop,
     operands_of,
     replace_expressions,
+    where_all,
 )
 from einnet_explore.codegen.language.values import (
     F32,
@@ -220,14 +221,12 @@ def direct_copy(frame: CopyFrame) -> Kernel:
     blocks = -(-points // (COPY_THREADS * each))
     turn, point = Var("turn"), Var("point", frame.wide)
     at, placed = frame.digits(point, frame.axes, pack)
-    made: Iterable[Statement]
     if pack > 1:
-        made = _pack(frame, at, packed, point)
+        made = tuple(_pack(frame, at, packed, point))
     else:
         made = frame.value(at, {}, lambda value: Store(frame.result, point, value))
-    body: tuple[Statement, ...] = (*placed, *made)
-    if points % (COPY_THREADS * each):
-        body = (If(point.lt(points), body),)
+    is_whole = points % (COPY_THREADS * each) == 0
+    body = where_all(() if is_whole else (point.lt(points),), *placed, *made)
     start = cast(frame.wide, LaunchIndex("block")) * (COPY_THREADS * each) + cast(frame.wide, LaunchIndex("thread"))
     if each == 1:
         return frame.kernel((Declare(point, start), *body), COPY_THREADS, blocks)
@@ -320,8 +319,9 @@ def tiled_copy(frame: CopyFrame, reads: tuple[Access, ...], down: Iterator) -> K
         return {**at, across: add_offset(base[across] + x, across.lo), down: add_offset(base[down] + y, down.lo)}
 
     def inside(x: Expr, y: Expr, *made: Statement) -> Statement:
-        body = _inside_result(((across, base[across] + x), (down, base[down] + y)), made)
-        return counted_loop(k, TILE_SIDE // TILE_ROWS, *body, hint="unroll")
+        places = ((across, base[across] + x), (down, base[down] + y))
+        tests = (place.lt(axis.extent) for axis, place in places if axis.extent % TILE_SIDE)
+        return counted_loop(k, TILE_SIDE // TILE_ROWS, *where_all(tests, *made), hint="unroll")
 
     there, here = point(lower, column), point(column, lower)
     loads = (Store(t, lower * (TILE_SIDE + 1) + column, frame.scalar(a, there, {})) for a, t in tiles.items())
@@ -329,12 +329,6 @@ def tiled_copy(frame: CopyFrame, reads: tuple[Access, ...], down: Iterator) -> K
     store = Store(frame.result, frame.address(here), frame.scalar(frame.body, here, held))
     body += [inside(lower, column, *loads), Barrier(), Comment("write along the result"), inside(column, lower, store)]
     return frame.kernel(tuple(body), TILE_SIDE * TILE_ROWS, prod(counts.values()) * prod(x.extent for x in rest))
-
-
-def _inside_result(places: Iterable[tuple[Iterator, Expr]], made: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """Return *made* where the *places* along some dimensions are inside of the result."""
-    test = conjunction(*(place.lt(x.extent) for x, place in places if x.extent % TILE_SIDE))
-    return made if test is None else (If(test, made),)
 
 
 MAX_SUM_TERMS = 64
@@ -740,8 +734,7 @@ class _RegionWriter:
             inside = self._phases(body, 0, at, u, {}, {})
             later = [u.ge(lo)] if at != outermost.ranges[0] else []
             sooner = [u.lt(hi)] if at != outermost.ranges[-1] else []
-            test = conjunction(*later, *sooner)
-            yield from inside if test is None else (If(test, tuple(inside)),)
+            yield from where_all((*later, *sooner), *inside)
 
     def _loops(
         self, body: Scalar, depth: int, at: Mapping[Iterator, Expr], where: Mapping[Iterator, Index]

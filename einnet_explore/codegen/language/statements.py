@@ -30,6 +30,7 @@ from einnet_explore.codegen.language.values import (
     Var,
     binary_operation,
     cast,
+    conjunction,
 )
 from einnet_explore.ir.node import Node, node
 from einnet_explore.support.errors import Refused
@@ -289,6 +290,12 @@ def counted_loop(
     """Return *body* for var in start … stop-1, by *step*; numbers have the type of *var*."""
     first, end, by = (n if isinstance(n, Expr) else Literal(n, var.kind) for n in (start, stop, step))
     return For(var, first, end, by, body, hint)
+
+
+def where_all(tests: Iterable[Expr], *body: Statement) -> tuple[Statement, ...]:
+    """Return *body* under the condition that all *tests* hold, if there are any."""
+    test = conjunction(*tests)
+    return body if test is None else (If(test, body),)
 
 
 def nested_bodies(statement: Statement) -> tuple[tuple[Statement, ...], ...]:

@@ -47,6 +47,7 @@ from einnet_explore.codegen.language.statements import (
     Store,
     counted_loop,
     fragment_places,
+    where_all,
 )
 from einnet_explore.codegen.language.values import (
     F16,
@@ -323,8 +324,7 @@ class _Writer:
             value = lower_scalar(self.contraction.epilogue, at, read, F32)
             index = tuple(map(as_index, self.product.scope.traversals))
             store = Store(result, element_address(self.product.scope.shape, index, at, I32), value)
-            test = conjunction(*tests)
-            body.append(store if test is None else If(test, (store,)))
+            body += where_all(tests, store)
         inner = counted_loop(j, WARP_SIDE // FRAGMENT_COLUMNS, *body, hint="unroll")
         return counted_loop(i, WARP_SIDE // FRAGMENT_ROWS, inner, hint="unroll")
 

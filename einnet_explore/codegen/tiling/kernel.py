@@ -35,6 +35,7 @@ from einnet_explore.codegen.language.statements import (
     Statement,
     Store,
     counted_loop,
+    where_all,
 )
 from einnet_explore.codegen.language.values import (
     F32,
@@ -50,7 +51,6 @@ from einnet_explore.codegen.language.values import (
     Var,
     binary_operation,
     call,
-    conjunction,
     literal,
 )
 from einnet_explore.codegen.sum_of_products import SUM_RESULT
@@ -345,9 +345,9 @@ class TiledKernelWriter(TileLoader):
     ) -> tuple[Statement, ...]:
         """Return *body* for every sum of this thread for which *tests* hold, each tested as far outside as possible."""
         for n in reversed(self.loops):
-            body = _guard_statements((t for row, t in tests if row == n), body)
+            body = where_all((t for row, t in tests if row == n), *body)
             body = (counted_loop(Var(self.name(n, "step")), self.steps[n], *body, hint=hints.get(n)),)
-        return _guard_statements((t for row, t in tests if row not in self.loops), body)
+        return where_all((t for row, t in tests if row not in self.loops), *body)
 
     def _accumulate(self) -> tuple[Statement, ...]:
         product = lower_scalar(
@@ -424,12 +424,7 @@ class TiledKernelWriter(TileLoader):
         written = self._for_each_sum(
             self._hints, Store(self.result, where, value), tests=(*self._in_tile(), *self._in_result())
         )
-        return _guard_statements([THREAD_INDEX.lt(self.threads.outputs)] if self.threads.lanes > 1 else (), written)
-
-
-def _guard_statements(tests: Iterable[Expr], body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    test = conjunction(*tests)
-    return body if test is None else (If(test, body),)
+        return where_all([THREAD_INDEX.lt(self.threads.outputs)] if self.threads.lanes > 1 else (), *written)
 
 
 @dataclass(frozen=True)
