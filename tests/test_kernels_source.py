@@ -174,6 +174,12 @@ def test_emitted_kernel_is_unchanged(kernel: Kernel, dialect: str, snapshot: Sna
     assert emit(kernel, dialect) == snapshot
 
 
+def test_inputs_of_a_kernel_are_its_constant_arrays_in_order() -> None:
+    read, written = (Array(name, F32, const=name != "y") for name in ("b", "y"))
+    kernel = Kernel("k", (read, Var("n"), replace(read, name="a"), written), ())
+    assert kernel.inputs == ("b", "a")
+
+
 @pytest.mark.parametrize("dialect", ["cuda", "opencl", "c"])
 def test_names_never_reach_the_text(dialect: str) -> None:
     hostile = [
