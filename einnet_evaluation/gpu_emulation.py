@@ -26,7 +26,6 @@ from einnet_explore.codegen.elementwise import (
     A100,
     Functor,
     Gpu,
-    elementwise_host_kernel,
     grid_stride_kernel,
     plan_launch,
 )
@@ -298,26 +297,19 @@ def arguments(
     return made
 
 
-ELEMENTWISE_ENGINES = ("opencl", "c", "c blocks")
-"""``c`` is a kernel for the host's threads, planned by length, types and addresses like the GPU's."""
-
-_PARTS = 1 << 15
-"""Elements below which a CPU's threads are not woken for."""
-
-
 @dataclass(frozen=True)
 class Elementwise:
-    """*functor* on arrays, by one of ``ELEMENTWISE_ENGINES``, with as many blocks as *gpu* runs."""
+    """*functor* on arrays, by one of ``ENGINES``, with as many blocks as *gpu* runs."""
 
     functor: Functor
     engine: str = "opencl"
     gpu: Gpu = A100
 
     def __post_init__(self) -> None:
-        if self.engine not in ELEMENTWISE_ENGINES:
-            raise BackendError(f"engine {self.engine!r}: expected one of {', '.join(ELEMENTWISE_ENGINES)}")
+        if self.engine not in ENGINES:
+            raise BackendError(f"engine {self.engine!r}: expected one of {', '.join(ENGINES)}")
 
-    def __call__(self, result: Array, *operands: Array, threads: int = 1) -> None:
+    def __call__(self, result: Array, *operands: Array) -> None:
         """Fill *result* from *operands*: arrays of as many elements, then scalars as arrays of one.
 
         The result may be an operand.  Raises BackendError for arrays that do not fit, and what compiling raises.
@@ -337,17 +329,12 @@ class Elementwise:
         if any(np.may_share_memory(result, a) for a in operands[len(walked) :]):
             raise BackendError(f"functor {f.name}: the result overlaps a scalar, which every thread reads")
         try:
-            self._run(result, operands, threads)
+            self._run(result, operands)
         except Refused as error:
             raise BackendError(str(error)) from None
 
-    def _run(self, result: Array, operands: tuple[Array, ...], threads: int) -> None:
+    def _run(self, result: Array, operands: tuple[Array, ...]) -> None:
         f = self.functor
-        if self.engine == "c":
-            parts = max(1, min(threads, result.size // _PARTS))
-            share = -(-result.size // parts)
-            load_c_kernel(_host(f))(result, *operands, result.size, share, grid=(parts, 1, 1), threads=parts)
-            return
         addresses = [a.ctypes.data for a in (result, *operands[: len(f.operands)])]
         launch = plan_launch(result.size, f.kinds, addresses, self.gpu)
         # What the text depends on, and no more: one kernel serves all lengths.
@@ -356,7 +343,6 @@ class Elementwise:
         _load(made, self.engine)(result, *operands, launch.packs, launch.tail, grid=grid)
 
 
-_host = lru_cache(maxsize=512)(elementwise_host_kernel)
 _device = lru_cache(maxsize=512)(grid_stride_kernel)
 
 

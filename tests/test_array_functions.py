@@ -342,7 +342,7 @@ def test_elementwise_functions_take_one_shape_and_are_functors() -> None:
     assert (functor.name, functor.output, functor.computed) == ("swish", F32, F32)
     assert "pack_16" in emit(aligned_kernel(functor, x.size), "cuda")
     found = np.empty_like(x)
-    Elementwise(functor, "c")(found, x, np.array([2], "float32"))
+    Elementwise(functor, "c blocks")(found, x, np.array([2], "float32"))
     np.testing.assert_allclose(found, swish(x, 2.0), rtol=1e-5)
     wanted = swish(x, 2.0)
     assert function(x, 2.0, out=x) is x

@@ -27,7 +27,8 @@ from einnet_explore.pipeline.tuning_task import Trial, _Form
 from einnet_explore.rules import ALL_RULES, OPERAND_ROUNDING, Derivation, Refused
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import bind_arrays
-from einnet_explore.runtime.bfloat16_products import Bfloat16Kernel, bfloat16_kernel, match_bfloat16_product
+from einnet_explore.runtime.bfloat16_products import bfloat16_kernel, match_bfloat16_product
+from einnet_explore.runtime.integer_products import PackedProduct
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.strategies.candidate import replay, steps_to_json, to_record
 from einnet_explore.strategies.rounding_levels import allowed_rules, derivation_level
@@ -64,7 +65,7 @@ def numbers(program: Program) -> dict[str, Any]:
     return {t.name: rng.standard_normal(t.shape).astype(kinds.get(t.dtype, t.dtype)) for t in program.inputs}
 
 
-def kernel(program: Program, constants: tuple[str, ...] = ()) -> Bfloat16Kernel:
+def kernel(program: Program, constants: tuple[str, ...] = ()) -> PackedProduct:
     found = match_bfloat16_product(program.equations[-1].scope)
     made = found and bfloat16_kernel(found, constants, {})
     assert made is not None

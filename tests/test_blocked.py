@@ -16,7 +16,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import einnet_explore as ee
-from einnet_explore.analysis.fused_chain import Cut, find_chain
+from einnet_explore.analysis.fused_chain import Chain, Cut, find_chain
 from einnet_explore.codegen.fused_tiling import kernel
 from einnet_explore.codegen.fused_tiling.block_sizes import (
     ChainPart,
@@ -42,7 +42,7 @@ from einnet_explore.rules.generation import BLOCKED
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.program import compile_program
-from einnet_explore.runtime.tvm_cpu import BlockedChain, LoopNests, TvmSource
+from einnet_explore.runtime.tvm_cpu import TvmSource
 from einnet_explore.strategies.candidate import replay, steps_to_json
 from einnet_explore.strategies.strategy import Restrictions, best_first_moves
 from tests.rules_kit import refuses
@@ -134,7 +134,7 @@ def test_a_chain_in_blocks_keeps_every_integer(
     program = convolution(n, c, f, h, w, p)
     after = in_blocks(program).end
     scope = after.equations[-1].scope
-    assert after.equations[-1].via == BLOCKED and isinstance(TvmSource(scope).kind, BlockedChain)
+    assert after.equations[-1].via == BLOCKED and isinstance(TvmSource(scope).kind, Chain)
     arrays = integers(program, seed)
     known = transformed(after, arrays["K"])
     cuts = choose_cuts(find_chain(scope), threads, replace(HERE, l2=1 << 14))
@@ -398,7 +398,7 @@ def test_chain_without_vectorised_products_is_not_tiled() -> None:
         "Y[m:8, n:6] = {[m:8, n:6] sum[k:16] A[m, k] * B[k, n]}[m, n] + C[m, n]"
     )
     scope = program.equations[0].scope
-    assert tileable_chain(scope, HERE) is None and isinstance(TvmSource(scope).kind, LoopNests)
+    assert tileable_chain(scope, HERE) is None and TvmSource(scope).kind is None
     arrays = integers(program)
     got = compile_program(program).run(arrays)["Y"]
     np.testing.assert_array_equal(got, evaluate(program, arrays)["Y"])

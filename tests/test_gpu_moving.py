@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from einnet_evaluation import gpu_emulation
-from einnet_explore.codegen.copies import MAX_PRODUCT_TERMS, MAX_SUM_TERMS, CopyKernel, copy_kernel
+from einnet_explore.codegen.copies import MAX_PRODUCT_TERMS, MAX_SUM_TERMS, copy_kernel
 from einnet_explore.codegen.language.printer import emit
+from einnet_explore.codegen.language.statements import Kernel
 from einnet_explore.codegen.language.values import F16, F64
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
@@ -38,13 +39,13 @@ CASES = {
 }
 
 
-def run(program: Program, made: CopyKernel, load: Any, kind: Any = np.float32) -> tuple[Any, Any]:
+def run(program: Program, made: Kernel, load: Any, kind: Any = np.float32) -> tuple[Any, Any]:
     random = np.random.default_rng(1)
     feeds = {t.name: (random.integers(-9, 10, t.shape) / 4).astype(kind) for t in program.inputs}
     exact = {n: a.astype(np.float64) for n, a in feeds.items()}
     (want,) = evaluate(program, exact, "float64", outputs_only=True).values()
     out = np.full(want.shape, 77, kind)
-    load(made.kernel)(*(feeds[name] for name in made.inputs), out)
+    load(made)(*(feeds[name] for name in made.inputs), out)
     return want, out
 
 
@@ -56,7 +57,7 @@ def test_copy_kernels_are_correct(name: str) -> None:
     np.testing.assert_allclose(got, want, rtol=1e-6)  # quarters are exact in float32
     if nvrtc.nvrtc_available():
         for architecture in nvrtc.ARCHITECTURES:
-            took = nvrtc.compile_cuda(made.kernel, architecture).resources
+            took = nvrtc.compile_cuda(made, architecture).resources
             assert took is not None and took.spills == took.stack == 0 and took.blocks(256) >= 2
 
 
@@ -104,16 +105,16 @@ def test_copy_kernels_of_any_order_are_correct(text: str) -> None:
 
 
 def test_neighbours_go_by_packs_or_through_tiles() -> None:
-    packs = emit(copy_kernel(parse(CASES["packs"]).equations[0].scope).kernel, "cuda")
+    packs = emit(copy_kernel(parse(CASES["packs"]).equations[0].scope), "cuda")
     assert packs.count("reinterpret_cast<const pack_16 *>") == 3 and "__shared__" not in packs
-    tiles = copy_kernel(parse("tensor A[4096, 4096]\nY[i:4096, j:4096] = A[j, i]").equations[0].scope).kernel
+    tiles = copy_kernel(parse("tensor A[4096, 4096]\nY[i:4096, j:4096] = A[j, i]").equations[0].scope)
     text = emit(tiles, "cuda")
     # Thread by thread, both addresses go up by one: that of the load and that of the write.
     assert re.search(r"\] = A\[.*\+ column\)?\];", text) and re.search(r"O\[[^=]*\+ column\)?\] = tile", text)
     assert prod(tiles.grid) * 32 * 32 == 4096 * 4096 and tiles.shared_bytes == 4 * 32 * 33
     assert "if" not in text  # whole tiles ask nothing
     wide = copy_kernel(parse("tensor A[65536, 65536]\nY[i:65536, j:65536] = A[i, j] + 1").equations[0].scope)
-    assert "long long" in emit(wide.kernel, "cuda")
+    assert "long long" in emit(wide, "cuda")
 
 
 def test_scopes_without_a_copy_kernel_are_refused() -> None:
@@ -128,7 +129,7 @@ def test_scopes_without_a_copy_kernel_are_refused() -> None:
         with pytest.raises(Refused, match=says):
             copy_kernel(parse(text).equations[0].scope)
     scope = parse("tensor A[4]\nY[i:4] = exp(A[i])").equations[0].scope
-    assert copy_kernel(scope, kind=F64).kernel.params[0].kind == F64
+    assert copy_kernel(scope, kind=F64).params[0].kind == F64
     with pytest.raises(Refused):
         copy_kernel(scope, kind=F16)
 

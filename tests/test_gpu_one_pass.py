@@ -61,9 +61,9 @@ def compare(program: Program, load: Callable[..., Callable[..., object]]) -> Non
     alone, online = weighted_sum(program)
     exact = {name: a.astype(np.float64) for name, a in feeds.items()}
     want = evaluate(alone, exact, "float64", outputs_only=True)["y"]
-    inputs, kernel = online_kernel(online, "y", tile=SMALL)
+    kernel = online_kernel(online, "y", tile=SMALL)
     got = np.full(want.shape, 77, np.float32)
-    load(kernel)(*(feeds[t.name] for t in inputs), got)
+    load(kernel)(*(feeds[name] for name in kernel.inputs), got)
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
 
 

@@ -30,7 +30,6 @@ from einnet_explore.codegen.elementwise import (
     block_count,
     build_functor,
     compose_functors,
-    elementwise_host_kernel,
     grid_stride_kernel,
     index_type,
     operand_read,
@@ -49,7 +48,6 @@ from tests.test_backends_opencl import needs_c, needs_nvrtc, needs_opencl, shift
 KINDS = (BOOL, I8, I16, I32, I64, U8, U16, U32, U64, F16, F32, F64)
 ENGINES = [
     pytest.param("opencl", marks=needs_opencl),
-    pytest.param("c", marks=needs_c),
     pytest.param("c blocks", marks=needs_c),
 ]
 CAST = Functor(operand_read("x"), F16, (("x", F32),), name="cast")
@@ -82,11 +80,10 @@ def test_blocks_count_packs_not_elements() -> None:
     assert plan_launch(4099, (F16, F32), (0, 0)) == ElementwiseLaunch(4, 1024, 3, 4, I32)
 
 
-@pytest.mark.parametrize("dialect", ["cuda", "opencl", "c"])
+@pytest.mark.parametrize("dialect", ["cuda", "opencl"])
 @pytest.mark.parametrize("functor", [CAST, ADD], ids=lambda f: f.name)
 def test_emitted_kernel_is_unchanged(functor: Functor, dialect: str, snapshot: SnapshotAssertion) -> None:
-    made = elementwise_host_kernel(functor) if dialect == "c" else aligned_kernel(functor, 1003)
-    assert emit(made, dialect) == snapshot
+    assert emit(aligned_kernel(functor, 1003), dialect) == snapshot
 
 
 def test_cast_kernel_has_the_documented_statements() -> None:
@@ -160,7 +157,6 @@ def test_64_bits_beyond_2_to_31() -> None:
     assert "const long long packs" in text and "(long long)blockIdx.x * 256LL" in text and "i * 8LL" in text
     assert "int i " not in text and "int first" not in text and "int last" not in text
     assert "const long packs" in emit(grid_stride_kernel(ADD, wide), "opencl")
-    assert "long long" in emit(elementwise_host_kernel(ADD), "c")
 
 
 def test_impossible_launches_are_refused() -> None:
@@ -366,14 +362,6 @@ def test_result_may_overwrite_its_operand(engine: str) -> None:
     assert x.tolist() == list(range(0, 2006, 2))
 
 
-@needs_c
-def test_a_cpus_threads_share_the_work() -> None:
-    x = np.arange(100_003, dtype=np.int64)
-    out = np.zeros_like(x)
-    Elementwise(Functor(Apply("neg", (X,)), I64, (("x", I64),), name="minus"), "c")(out, x, threads=2)
-    assert (out == -x).all()
-
-
 # ---- functors and expressions -------------------------------------------------------------------------------------
 
 
@@ -459,12 +447,13 @@ def test_expressions_become_kernels(name: str) -> None:
     arrays = {t.name: np.random.default_rng(1).integers(-9, 9, t.shape) for t in program.inputs}
     flat = [np.ascontiguousarray(arrays[n]) for n, _ in (*made.operands, *made.scalars)]
     out = np.zeros(scope.shape, np.int64)
+    launch = plan_launch(out.size, made.kinds, [0] * len(made.kinds))
     kernel_machine.run(
-        elementwise_host_kernel(made),
-        {"result": out.reshape(-1), "length": out.size, "share": 4}
+        grid_stride_kernel(made, launch),
+        {"result": out.reshape(-1), "packs": launch.packs, "tail": launch.tail}
         | {f"operand {n}": a.reshape(-1) for (n, _), a in zip(made.operands, flat, strict=False)}
         | {f"scalar {n}": a.reshape(-1) for (n, _), a in zip(made.scalars, flat[len(made.operands) :], strict=True)},
-        (2, 1, 1) if out.size == 8 else (-(-out.size // 4), 1, 1),
+        (launch.blocks, 1, 1),
     )
     np.testing.assert_array_equal(out, evaluate(scope, arrays))
 
@@ -503,19 +492,19 @@ def test_tables_and_domains_are_not_element_wise() -> None:
 
 def test_wrong_arrays_are_refused() -> None:
     x = np.zeros(8, np.float32)
-    run = Elementwise(CAST, "c")
+    run = Elementwise(CAST, "c blocks")
     with pytest.raises(BackendError, match=r"functor cast: 1 arrays of \[8\] elements into 7, expected 1"):
         run(np.zeros(7, np.float16), x)
     with pytest.raises(BackendError, match="functor cast: 0 arrays of"):
         run(np.zeros(7, np.float16))
     with pytest.raises(BackendError, match="functor cast: the result overlaps an operand"):
         run(x.view(np.float16)[:8], x)
-    with pytest.raises(BackendError, match="expected one of opencl, c, c blocks"):
+    with pytest.raises(BackendError, match="expected one of opencl, c blocks"):
         Elementwise(CAST, "cuda")
     scaled = Functor(real("*", X, operand_read("s")), F32, (("x", F32),), (("s", F32),), name="scaled")
     with pytest.raises(BackendError, match=r"functor scaled: scalars of \[2\] elements"):
-        Elementwise(scaled, "c")(x, x, np.zeros(2, np.float32))
+        Elementwise(scaled, "c blocks")(x, x, np.zeros(2, np.float32))
     with pytest.raises(BackendError, match="functor scaled: the result overlaps a scalar"):
-        Elementwise(scaled, "c")(x, np.zeros(8, np.float32), x[3:4])
+        Elementwise(scaled, "c blocks")(x, np.zeros(8, np.float32), x[3:4])
     with pytest.raises(BackendError, match="exp of int32"):
-        Elementwise(Functor(real("exp", X), I32, (("x", I32),)), "c")(x.view(np.int32), x.view(np.int32))
+        Elementwise(Functor(real("exp", X), I32, (("x", I32),)), "c blocks")(x.view(np.int32), x.view(np.int32))

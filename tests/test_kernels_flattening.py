@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,8 +17,19 @@ from einnet_explore.analysis.flattening import (
     flat_address,
     flatten_scope,
 )
-from einnet_explore.codegen.preparation import collapse_dimensions
-from einnet_explore.ir import Bound, Iterator, Scope, Tensor, accesses, as_index
+from einnet_explore.codegen.preparation import collapse_dimensions, fold_decided
+from einnet_explore.ir import (
+    COMPARISONS,
+    Apply,
+    Bound,
+    Compare,
+    Const,
+    Iterator,
+    Scope,
+    Tensor,
+    accesses,
+    as_index,
+)
 from einnet_explore.operators import expressions as ops
 from einnet_explore.syntax import parse
 from tests.strategies import scopes_
@@ -148,3 +160,12 @@ def test_squashed_tables_reach_the_same_addresses(a: int, b: int, c: int, data: 
 
     column = data.draw(st.integers(0, 2))
     assert addresses(full, column) == addresses(small, column)
+
+
+@pytest.mark.parametrize("op", COMPARISONS)
+def test_conditions_are_decided_exactly_where_all_values_agree(op: str) -> None:
+    for lo, extent, c in product(range(-3, 3), range(1, 4), range(-3, 4)):
+        x = Iterator("x", lo, lo + extent)
+        choice = Apply("where", (Compare(op, as_index(x), as_index(c)), Const(1), Const(0)))
+        outcomes = {COMPARISONS[op](value, c) for value in range(x.lo, x.hi)}
+        assert fold_decided(choice) == (Const(int(*outcomes)) if len(outcomes) == 1 else choice), (x, c)

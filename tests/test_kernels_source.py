@@ -115,7 +115,7 @@ def halves() -> Kernel:
     body = (
         *(LocalArray(x) for x in (mine, twice, out)),
         Copy(mine, ZERO, a, T * 4, 4),
-        For(j, ZERO, literal(4), literal(2), pair, unroll=True),
+        For(j, ZERO, literal(4), literal(2), pair, "unroll"),
         Copy(h, T * 4, out, ZERO, 4),
         Store(h, literal(64), select(a[0].lt(1.0), a[1], call("maximum", a[2], -float("inf")))),
     )
@@ -172,6 +172,12 @@ def everything() -> Kernel:
 @pytest.mark.parametrize("kernel", [sums(), halves(), everything()], ids=lambda k: k.name)
 def test_emitted_kernel_is_unchanged(kernel: Kernel, dialect: str, snapshot: SnapshotAssertion) -> None:
     assert emit(kernel, dialect) == snapshot
+
+
+def test_inputs_of_a_kernel_are_its_constant_arrays_in_order() -> None:
+    read, written = (Array(name, F32, const=name != "y") for name in ("b", "y"))
+    kernel = Kernel("k", (read, Var("n"), replace(read, name="a"), written), ())
+    assert kernel.inputs == ("b", "a")
 
 
 @pytest.mark.parametrize("dialect", ["cuda", "opencl", "c"])

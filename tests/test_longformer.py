@@ -14,7 +14,7 @@ import einnet_explore as ee
 from einnet_evaluation.models.longformer import DILATION, HEADS, layer
 from einnet_explore.analysis.row_nest import BandNode, ReducedNode, RowNest, RowNode, match_row_nest
 from einnet_explore.codegen.register_tiles import Machine
-from einnet_explore.codegen.rows.kernel import Rows, block_rows
+from einnet_explore.codegen.rows.kernel import block_rows
 from einnet_explore.codegen.tvm.emission import vector_tile
 from einnet_explore.cost.model import program_seconds
 from einnet_explore.equivalence.certificate import certify
@@ -71,7 +71,7 @@ def only(program: Program) -> Scope:
 def computed(scope: Scope, arrays: Mapping[str, np.ndarray], threads: int = 1) -> np.ndarray:
     """Run the kernel of rows on *arrays*; other schedules are not used."""
     source = TvmSource(scope, threads=threads)
-    assert isinstance(source.kind, Rows) and ("parallel" in source.text) == (threads > 1)
+    assert isinstance(source.kind, RowNest) and ("parallel" in source.text) == (threads > 1)
     kernel = load_tvm_kernel(source)
     return kernel(*(arrays[t] for t in kernel.source.inputs))
 

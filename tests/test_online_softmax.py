@@ -22,7 +22,7 @@ from einnet_explore.analysis.online_softmax import (
     softmax_homomorphism,
 )
 from einnet_explore.codegen.register_tiles import Machine, this_machine
-from einnet_explore.codegen.rows.online import OnePass, online_block, online_function
+from einnet_explore.codegen.rows.online import online_block, online_function
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Instance, Program, Scope, tensors
@@ -239,7 +239,7 @@ def test_scores_far_apart_and_rows_of_one() -> None:
     arrays["V"][:, -1] = 5
     given = {name: a.astype(np.float32) for name, a in arrays.items()}
     source = TvmSource(scope)
-    assert isinstance(source.kind, OnePass)
+    assert isinstance(source.kind, OnlineSoftmax)
     kernel = TvmKernel(source, compiled.build_tvm(source.function, f"far-{source.key}", 1))
     got = kernel(*(given[name] for name in source.inputs))
     np.testing.assert_allclose(got, evaluate(scope, given, np.float64), rtol=2e-5)

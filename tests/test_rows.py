@@ -41,6 +41,7 @@ def test_long_windows_leave_whole_tiles_of_rows(n: int, monkeypatch: pytest.Monk
 MASKED = """
 import ctypes, mmap
 import numpy as np
+from einnet_explore.analysis.online_softmax import OnlineSoftmax
 from einnet_explore.runtime import tvm_cpu
 from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.syntax import parse
@@ -56,7 +57,7 @@ scope = parse(f'''
     tensor V[2, 300, 5]
     Y[b:2, m:17, n:5] = sum[w:300] {weight} * V[b, w, n]''').equations[0].scope
 kernel = tvm_cpu.compile_scope(scope)
-assert isinstance(kernel.source.kind, tvm_cpu.OnePass)
+assert isinstance(kernel.source.kind, OnlineSoftmax)
 
 page, size = mmap.PAGESIZE, 4 * 17 * 300
 pages = -(-size // page) + 1

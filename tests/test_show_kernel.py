@@ -42,7 +42,6 @@ def elements_only(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("cuda", ['extern "C" __global__ void __launch_bounds__(256, 2)', "pack_16"]),
         ("opencl", ["reqd_work_group_size(256, 1, 1)", "float4"]),
-        ("c", ["#pragma GCC ivdep", "T_on_a_host"]),
     ],
 )
 def test_show_prints_element_wise_kernels_in_every_dialect(
@@ -68,7 +67,7 @@ def test_show_kernel_accepts_element_types_and_refuses_unknown_ones(
 def test_show_kernel_fails_without_an_element_wise_equation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "turned.ein"
     path.write_text("tensor A[3, 5]\nY[j:5, i:3] = A[i, j]\n")
-    assert main(["show", str(path), "--kernel", "c"]) == 2
+    assert main(["show", str(path), "--kernel", "cuda"]) == 2
     assert capsys.readouterr().err.startswith("error: no kernel: Y reads A[i, j] of 15 elements at 5*i+j")
 
 
@@ -83,7 +82,7 @@ def test_unknown_dialect_is_refused(case: str, capsys: pytest.CaptureFixture[str
 def test_an_element_wise_equation_is_none_for_the_others() -> None:
     program = ee.parse(CASE)
     assert KERNEL_GENERATORS[0] is elementwise_kernel
-    for dialect in ("cuda", "opencl", "c"):
+    for dialect in ("cuda", "opencl"):
         alone = kernel_texts(program, dialect, makers=(elementwise_kernel,))
         assert [bool(k.text) for k in alone] == [True, True, False]
         assert [k.text for k in kernel_texts(program, dialect)[:2]] == [k.text for k in alone[:2]]

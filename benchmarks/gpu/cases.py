@@ -19,7 +19,7 @@ from einnet_explore.codegen.rows.online_gpu import online_kernel, online_tile
 from einnet_explore.cost import program_seconds
 from einnet_explore.cost.model import work
 from einnet_explore.ir import VIEW, Equation, Program, tensors
-from einnet_explore.runtime.cuda.plan import cuda_plan, kernel_launch, one_kernel_plan, with_softmax_sums
+from einnet_explore.runtime.cuda.plan import cuda_plan, kernel_launch, one_kernel_plan, scope_launch, with_softmax_sums
 from einnet_explore.runtime.cuda.steps import CudaLaunch, CudaPlan
 from einnet_explore.runtime.fused import split_operations
 from einnet_explore.runtime.profile_store import profile_key
@@ -193,8 +193,8 @@ def tall_tile(program: Program, ours: CudaPlan) -> dict[str, CudaPlan]:
     equation = with_softmax_sums(program).equations[0]
     online = match_online_softmax(equation.scope)
     tile = online_tile(online, 1)
-    inputs, kernel = online_kernel(online, equation.name, tile=replace(tile, threads=8, steps=tile.rows // 8))
-    launch = kernel_launch(kernel, [*(t.name for t in inputs), equation.name], kernel.grid)
+    kernel = online_kernel(online, equation.name, tile=replace(tile, threads=8, steps=tile.rows // 8))
+    launch = scope_launch(kernel, equation.name)
     return {"ours, eight rows a thread": replace(ours, steps=(launch, *ours.steps[1:]))}
 
 

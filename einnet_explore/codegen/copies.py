@@ -46,7 +46,6 @@ from einnet_explore.codegen.language.statements import (
     Comment,
     Copy,
     Declare,
-    For,
     If,
     Kernel,
     LocalArray,
@@ -58,6 +57,7 @@ from einnet_explore.codegen.language.statements import (
     counted_loop,
     operands_of,
     replace_expressions,
+    where_all,
 )
 from einnet_explore.codegen.language.values import (
     F32,
@@ -207,8 +207,7 @@ class CopyFrame:
         value = self.scalar(self.body, {**at, **{x: add_offset(var, x.lo) for x, var in sums.items()}}, held)
         inside: tuple[Statement, ...] = (Assign(total, lower_join(reduce, total, value)),)
         for x in reversed(self.scope.summations):
-            zero, one = Literal(0, self.wide), Literal(1, self.wide)
-            inside = (For(sums[x], zero, Literal(x.extent, self.wide), one, inside, unroll=True),)
+            inside = (counted_loop(sums[x], x.extent, *inside, hint="unroll"),)
         return (Declare(total, literal(REDUCTIONS[reduce], self.kind)), *inside, store(total))
 
 
@@ -222,14 +221,12 @@ def direct_copy(frame: CopyFrame) -> Kernel:
     blocks = -(-points // (COPY_THREADS * each))
     turn, point = Var("turn"), Var("point", frame.wide)
     at, placed = frame.digits(point, frame.axes, pack)
-    made: Iterable[Statement]
     if pack > 1:
-        made = _pack(frame, at, packed, point)
+        made = tuple(_pack(frame, at, packed, point))
     else:
         made = frame.value(at, {}, lambda value: Store(frame.result, point, value))
-    body: tuple[Statement, ...] = (*placed, *made)
-    if points % (COPY_THREADS * each):
-        body = (If(point.lt(points), body),)
+    is_whole = points % (COPY_THREADS * each) == 0
+    body = where_all(() if is_whole else (point.lt(points),), *placed, *made)
     start = cast(frame.wide, LaunchIndex("block")) * (COPY_THREADS * each) + cast(frame.wide, LaunchIndex("thread"))
     if each == 1:
         return frame.kernel((Declare(point, start), *body), COPY_THREADS, blocks)
@@ -322,8 +319,9 @@ def tiled_copy(frame: CopyFrame, reads: tuple[Access, ...], down: Iterator) -> K
         return {**at, across: add_offset(base[across] + x, across.lo), down: add_offset(base[down] + y, down.lo)}
 
     def inside(x: Expr, y: Expr, *made: Statement) -> Statement:
-        body = _inside_result(((across, base[across] + x), (down, base[down] + y)), made)
-        return counted_loop(k, TILE_SIDE // TILE_ROWS, *body, hint="unroll")
+        places = ((across, base[across] + x), (down, base[down] + y))
+        tests = (place.lt(axis.extent) for axis, place in places if axis.extent % TILE_SIDE)
+        return counted_loop(k, TILE_SIDE // TILE_ROWS, *where_all(tests, *made), hint="unroll")
 
     there, here = point(lower, column), point(column, lower)
     loads = (Store(t, lower * (TILE_SIDE + 1) + column, frame.scalar(a, there, {})) for a, t in tiles.items())
@@ -333,12 +331,6 @@ def tiled_copy(frame: CopyFrame, reads: tuple[Access, ...], down: Iterator) -> K
     return frame.kernel(tuple(body), TILE_SIDE * TILE_ROWS, prod(counts.values()) * prod(x.extent for x in rest))
 
 
-def _inside_result(places: Iterable[tuple[Iterator, Expr]], made: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """Return *made* where the *places* along some dimensions are inside of the result."""
-    test = conjunction(*(place.lt(x.extent) for x, place in places if x.extent % TILE_SIDE))
-    return made if test is None else (If(test, made),)
-
-
 MAX_SUM_TERMS = 64
 """Terms of a sum, at most: longer sums need more than one thread."""
 
@@ -346,16 +338,8 @@ MAX_PRODUCT_TERMS = 16
 """The same for products of several tensors, which are worth tiles."""
 
 
-@dataclass(frozen=True)
-class CopyKernel:
-    """The kernel of a scope; its parameters are the tensors *inputs*, in order, then the result."""
-
-    kernel: Kernel
-    inputs: tuple[str, ...]
-
-
-def copy_kernel(scope: Scope, name: str = "moved", kind: Type = F32) -> CopyKernel:
-    """Return *scope* as a kernel that moves memory; scopes that it reads are inlined.
+def copy_kernel(scope: Scope, name: str = "moved", kind: Type = F32) -> Kernel:
+    """Return *scope* as a kernel that moves memory: tensors, then the result; scopes that it reads are inlined.
 
     Raises Refused if sums are long, if a sum is read, or if a source is a table.
     """
@@ -367,7 +351,7 @@ def copy_kernel(scope: Scope, name: str = "moved", kind: Type = F32) -> CopyKern
         raise Refused(f"{name}: sums of {terms} terms over {list(scope.shape)}: expected at most {most}, not empty")
     frame = CopyFrame(scope, body, name, kind)
     down = tiled_reads(frame)
-    return CopyKernel(direct_copy(frame) if down is None else tiled_copy(frame, *down), tuple(frame.memory))
+    return direct_copy(frame) if down is None else tiled_copy(frame, *down)
 
 
 SAME_PAGE_BYTES = 512
@@ -554,7 +538,7 @@ class _TransposeWriter:
             inner += self._tile(scalar, place, f":tile {n}")
             if self.few_rows:
                 inner.append(If(digits[band].ge(bands - 1), (self._few(scalar, place, bands * self.side),)))
-        body.append(For(step, start, stop, Literal(1, I64), tuple(inner)))
+        body.append(counted_loop(step, stop, *inner, start=start))
         return Kernel("turned", (*self.memory.values(), self.out, first), tuple(body)), prod(counts.values())
 
     @property
@@ -750,8 +734,7 @@ class _RegionWriter:
             inside = self._phases(body, 0, at, u, {}, {})
             later = [u.ge(lo)] if at != outermost.ranges[0] else []
             sooner = [u.lt(hi)] if at != outermost.ranges[-1] else []
-            test = conjunction(*later, *sooner)
-            yield from inside if test is None else (If(test, tuple(inside)),)
+            yield from where_all((*later, *sooner), *inside)
 
     def _loops(
         self, body: Scalar, depth: int, at: Mapping[Iterator, Expr], where: Mapping[Iterator, Index]
@@ -771,8 +754,7 @@ class _RegionWriter:
             if inside:
                 last = depth + 1 == len(self.cuts)
                 for begin, end in _vector_ranges(lo, hi) if last else ((lo, hi),):
-                    bounds = (Literal(begin, I64), Literal(end, I64), Literal(1, I64))
-                    out.append(For(u, *bounds, tuple(inside), simd=last))
+                    out.append(counted_loop(u, end, *inside, start=begin, hint="simd" if last else None))
         return out
 
     def _phases(
@@ -836,8 +818,8 @@ class _RegionWriter:
             lo >= 0 and hi < prod(a.source.shape) for a in accesses(body) for lo, hi in (flat_address(a).bounds,)
         )
         if not lanes or not inside or any(conditions_in(body)):
-            bounds = (Literal(last.lo, I64), Literal(last.lo + width, I64), Literal(1, I64))
-            yield For(v, *bounds, (self._store(body, {**at, longer: v}, {**where, last: as_index(longer)}),), simd=True)
+            store = self._store(body, {**at, longer: v}, {**where, last: as_index(longer)})
+            yield counted_loop(v, last.lo + width, store, start=last.lo, hint="simd")
             return
         yield from self._prefetch_next_row(body, {**at, longer: Literal(last.lo, I64)})
         row = Array(f":row {next(self.rows)}", F32, lanes, "private", align=lanes * F32.size)

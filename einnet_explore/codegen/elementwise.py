@@ -25,7 +25,6 @@ from einnet_explore.codegen.language.statements import (
     MAX_BLOCK_REGISTERS,
     Copy,
     Declare,
-    For,
     If,
     Kernel,
     LoadPair,
@@ -52,7 +51,6 @@ from einnet_explore.codegen.language.values import (
     Var,
     cast,
     literal,
-    minimum,
     type_of,
 )
 from einnet_explore.ir import (
@@ -359,7 +357,7 @@ def grid_stride_kernel(functor: Functor, launch: ElementwiseLaunch) -> Kernel:
     body: list[Statement] = [
         *held,
         Declare(first, start),
-        For(i, first, packs, cast(kind, LaunchIndex("grid")) * BLOCK_THREADS, inner),
+        counted_loop(i, packs, *inner, start=first, step=cast(kind, LaunchIndex("grid")) * BLOCK_THREADS),
     ]
     if launch.tail:
         at = Var("last", kind)
@@ -368,26 +366,6 @@ def grid_stride_kernel(functor: Functor, launch: ElementwiseLaunch) -> Kernel:
     name = f"{functor.name} pack {pack}{' wide' if kind == I64 else ''}{' tail' if launch.tail else ''}"
     params: tuple[Array | Var, ...] = (result, *rest, packs, tail)
     return Kernel(name, params, tuple(body), (BLOCK_THREADS, 1, 1), (launch.blocks, 1, 1))
-
-
-def elementwise_host_kernel(functor: Functor) -> Kernel:
-    """Return the CPU kernel of *functor*: a block takes neighbouring elements, and compilers vectorise it.
-
-    Parameters: result, operands, scalars, number of elements, elements of a block.
-    """
-    result, *rest = functor_arguments(functor)
-    inputs = rest[: len(functor.operands)]
-    length, share, first, last, i = (Var(n, I64) for n in ("length", "share", "first", "last", "i"))
-    held, fixed = _scalars(functor, rest[len(inputs) :])
-    end = first + share
-    loop = counted_loop(i, last, Store(result, i, _value(functor, fixed, inputs, i)), hint="simd")
-    body = (
-        *held,
-        Declare(first, cast(I64, LaunchIndex("block")) * share),
-        Declare(last, minimum(end, length)),
-        For(i, first, last, literal(1, I64), loop.body, simd=True),
-    )
-    return Kernel(f"{functor.name} on a host", (result, *rest, length, share), body)
 
 
 def aligned_kernel(functor: Functor, length: int) -> Kernel:
@@ -417,11 +395,10 @@ def _pack(
     yield LocalArray(made)
     j = Var("j", I32)
     if functor.paired and pack % 2 == 0:
-        steps = tuple(_pairs(functor, fixed, made, tuple(own.values()), j))
-        yield For(j, literal(0), literal(pack), literal(2), steps, unroll=True)
+        yield counted_loop(j, pack, *_pairs(functor, fixed, made, tuple(own.values()), j), step=2, hint="unroll")
     else:
         store = Store(made, j, _value(functor, fixed, own.values(), j))
-        yield For(j, literal(0), literal(pack), literal(1), (store,), unroll=True)
+        yield counted_loop(j, pack, store, hint="unroll")
     yield Copy(result, at, made, literal(0), pack)
 
 

@@ -28,6 +28,7 @@ from einnet_explore.analysis.bilinear import select_entry
 from einnet_explore.analysis.flattening import flat_address, row_major_strides
 from einnet_explore.analysis.indices import compared_iterators, fresh_name, guard, read_indices, substitute
 from einnet_explore.ir import (
+    COMPARISONS,
     Access,
     Apply,
     Compare,
@@ -530,15 +531,6 @@ def assume(body: Scalar, tests: Collection[Compare], hold: bool = True) -> Scala
 
 def _constant_outcome(test: Compare) -> bool | None:
     least, most = (test.left - test.right).bounds
-    match test.op:
-        case ">=":
-            return True if least >= 0 else False if most < 0 else None
-        case ">":
-            return True if least > 0 else False if most <= 0 else None
-        case "<":
-            return True if most < 0 else False if least >= 0 else None
-        case "<=":
-            return True if most <= 0 else False if least > 0 else None
-        case "==":
-            return True if least == most == 0 else False if least > 0 or most < 0 else None
-    return None
+    first, last = (COMPARISONS[test.op](end, 0) for end in (least, most))
+    has_turn = test.op in ("==", "!=") and least < 0 < most  # between two ends with one outcome
+    return bool(first) if first == last and not has_turn else None

@@ -16,8 +16,8 @@ from einnet_explore.codegen.fusion.operations import typed_program
 from einnet_explore.codegen.language.dialects import C
 from einnet_explore.codegen.language.lowering import flat_index, flat_read, lower_scalar, mixed_radix_split, tensor_name
 from einnet_explore.codegen.language.printer import emit, entry_name
-from einnet_explore.codegen.language.statements import For, Kernel, Store
-from einnet_explore.codegen.language.values import I32, I64, Array, Expr, Literal, Var, cast, type_of
+from einnet_explore.codegen.language.statements import Kernel, Store, counted_loop
+from einnet_explore.codegen.language.values import F32, I64, Array, Expr, Var, cast, type_of
 from einnet_explore.codegen.preparation import prepare
 from einnet_explore.codegen.sum_of_products import SUM_RESULT
 from einnet_explore.ir import (
@@ -44,7 +44,7 @@ from einnet_explore.support.errors import Refused
 
 @dataclass(frozen=True)
 class ProductEpilogue:
-    """The value *body* of the sums, which it reads as ``SUM_RESULT``, in integers, at each point of *scope*.
+    """The value *body* of the sums of *sum_type*, which it reads as ``SUM_RESULT``, at each point of *scope*.
 
     *matrices*, *rows* and *columns* are the traversals that number these.  *views* are scopes of tensors.
     """
@@ -55,6 +55,7 @@ class ProductEpilogue:
     rows: tuple[Iterator, ...]
     columns: tuple[Iterator, ...]
     views: Mapping[str, Scope]
+    sum_type: str = "int32"
 
     @property
     def is_identity(self) -> bool:
@@ -112,7 +113,7 @@ class ProductEpilogue:
         """The epilogue over (matrix, row, column)."""
         axes = tuple(self._axes)
         at = {x: i for axis, group in self._axes.items() for x, i in _digits(axis, group).items()}
-        sums = Tensor(self._sums, tuple(x.extent for x in axes), dtype="int32")
+        sums = Tensor(self._sums, tuple(x.extent for x in axes), dtype=self.sum_type)
         body = map_accesses(self.body, lambda a: sums[axes] if a.source == SUM_RESULT else a)
         viewed = map_tensors(replace(self.scope, body=body, padding=()), lambda t: self.views.get(t.name, t))
         return Scope(axes, (), substitute(prepare(viewed).body, at))
@@ -133,12 +134,12 @@ class ProductEpilogue:
         matrix, first, number, left, columns = (Var(n, I64) for n in ("n", "i", "rows", "j", "columns"))
         row, column = Var("row", I64), Var("column", I64)
         arrays = {t.name: Array(t.name, type_of(t.dtype), prod(t.shape), const=True) for t in operands}
-        sums = Array(self._sums, I32, width, const=True)
+        sums = Array(self._sums, type_of(self.sum_type), width, const=True)
         out = Array(result, type_of(element_type(flat)), max(pitch, width))
         point = dict(zip(flat.traversals, (matrix, first + row, left + column), strict=True))
 
         def value(scope: Scope, name: str, at: Mapping[Iterator, Expr]) -> Expr:
-            kind = typed.types[name].computed
+            kind = typed.types[name].computed if name in typed.types else F32
 
             def read(source: Tensor | Table | Scope, where: tuple[Expr, ...]) -> Expr:
                 assert isinstance(source, Tensor)
@@ -161,17 +162,16 @@ class ProductEpilogue:
             return lower_scalar(map_accesses(scope.body, known), at, load, kind, I64)
 
         store = Store(out, row * pitch + column, cast(out.kind, value(made[result], result, point)))
-        zero, one = Literal(0, I64), Literal(1, I64)
-        inner = For(column, zero, columns, one, (store,), simd=True)
+        body = counted_loop(row, number, counted_loop(column, columns, store, hint="simd"))
         params: tuple[Array | Var, ...] = (out, sums, *arrays.values(), matrix, first, number, left, columns)
-        kernel = Kernel("epilogue", params, (For(row, zero, number, one, (inner,)),))
+        kernel = Kernel("epilogue", params, (body,))
         given = ", ".join(f"(const {C.spell(a.kind)} *)more[{n}]" for n, a in enumerate(arrays.values()))
         name = entry_name(kernel)
         call = f"{name}(out, sums, {given + ', ' if given else ''}n, i, rows, j, columns, 1, 1, 1, 1);"
         return f"{emit(kernel, 'c')}\n{_HEAD}{{\n    {call}\n}}"
 
 
-_HEAD = """static void finish(const int *sums, Result *out, void **more, int n, int i, int rows, int j, int columns)
+_HEAD = """static void finish(const Sum *sums, Result *out, void **more, int n, int i, int rows, int j, int columns)
 """
 _COPY = (
     _HEAD.replace("{", "{{")

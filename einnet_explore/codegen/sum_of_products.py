@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import product
 from math import prod
 
-from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.analysis.indices import (
     compared_iterators,
     fresh_name,
@@ -164,11 +163,6 @@ class SumOfProducts:
     reads: Mapping[Phase, tuple[IndexTuple, IndexTuple]]
     outside: tuple[Iterator, ...]
     epilogue: Scalar
-
-    @cached_property
-    def strides(self) -> tuple[int, ...]:
-        """Elements of the result by which one step of each unsplit traversal moves."""
-        return row_major_strides(tuple(x.extent * p for x, p in zip(self.traversals, self.periods, strict=True)))
 
     def moves(self, operand: int) -> frozenset[Iterator]:
         """Return the iterators on which the reads of *operand* depend, in any phase."""

@@ -65,8 +65,8 @@ SCHEDULE_VERSION = 37
 TILED_KERNEL_VERSION = 8
 """Tiled contractions."""
 
-INTEGER_PRODUCT_VERSION = 4
-"""Products of bytes, with epilogues."""
+INTEGER_PRODUCT_VERSION = 5
+"""Products of bytes and of bfloat16, with epilogues."""
 
 TILE_CHOICE_VERSION = 2
 """Which tile ``best_tile`` chooses for a contraction."""

@@ -234,7 +234,7 @@ class NativeSource:
     @property
     def shared(self) -> bool:
         """Return whether several threads run the kernel; raises NoKernel as ``text`` does."""
-        return self.threads > 1 and _LAUNCH in self.text
+        return self.threads > 1 and LAUNCH_DECLARATIONS in self.text
 
     @cached_property
     def key(self) -> str:
@@ -347,7 +347,7 @@ _NOINLINE = """\
 #endif
 """
 
-_INTERFACE = """
+INTERFACE_DECLARATIONS = """
 #include <stdint.h>
 /* What is used of DLTensor, TVMFFIAny and TVMParallelGroupEnv; a tensor that is an object stands behind its header. */
 enum { PLAIN = 7, HEADER = 24, CPU = 1, FLOAT = 2, BITS = 32 };
@@ -357,8 +357,8 @@ typedef struct { void *sync; int32_t tasks; } Group;
 #define VISIBLE __attribute__((visibility("default")))
 """
 
-_LAUNCH = "VISIBLE int (*__TVMBackendParallelLaunch)(int (*)(int, Group *, void *), void *, int);"
-_SPACE = """\
+LAUNCH_DECLARATIONS = "VISIBLE int (*__TVMBackendParallelLaunch)(int (*)(int, Group *, void *), void *, int);"
+SPACE_DECLARATIONS = """\
 VISIBLE void *(*__TVMBackendAllocWorkspace)(int, int, uint64_t, int, int);
 VISIBLE int (*__TVMBackendFreeWorkspace)(int, int, void *);"""
 
@@ -369,10 +369,10 @@ def _entry_text(made: _SourceKernel, at: dict[str, int], threads: int) -> Iterab
     shares = max(1, min(threads if made.moved >= MIN_PARALLEL_ELEMENTS else 1, total))
     if total // shares >= MAX_BLOCKS:
         raise BackendError(f"{total} blocks for {shares} threads, expected less than {MAX_BLOCKS} for each")
-    yield _INTERFACE
+    yield INTERFACE_DECLARATIONS
     run = f"some(at, 0, {total})" if total else "0"
     if shares > 1:
-        yield _LAUNCH
+        yield LAUNCH_DECLARATIONS
         # Not so many tasks: a pool that is smaller would refuse them; it shares the blocks among the threads it has.
         run = "__TVMBackendParallelLaunch(task, at, 0)"
     yield from _blocks_text(made, at)
@@ -406,7 +406,7 @@ def _blocks_text(made: _SourceKernel, at: dict[str, int]) -> Iterable[str]:
             case Var():
                 given.append("first")
     if sizes:
-        yield _SPACE
+        yield SPACE_DECLARATIONS
     yield "static int some(void **at, long long first, int number)\n{"
     if sizes:
         yield f"    float *space = __TVMBackendAllocWorkspace(CPU, 0, {4 * sum(sizes)}, FLOAT, BITS);"

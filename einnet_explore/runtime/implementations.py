@@ -21,9 +21,11 @@ from numpy.lib.stride_tricks import as_strided
 
 from einnet_explore.analysis.equations import is_typed, rounds_to_16_bits
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
+from einnet_explore.analysis.fused_chain import Chain
+from einnet_explore.analysis.online_softmax import OnlineSoftmax
 from einnet_explore.analysis.products import TensorContraction, match_matrix_product
+from einnet_explore.analysis.row_nest import RowNest
 from einnet_explore.codegen import versions
-from einnet_explore.codegen.fused_tiling.kernel import BlockedChain
 from einnet_explore.codegen.register_tiles import (
     Machine,
     RegisterTile,
@@ -32,8 +34,6 @@ from einnet_explore.codegen.register_tiles import (
     register_tiles,
     this_machine,
 )
-from einnet_explore.codegen.rows.kernel import Rows
-from einnet_explore.codegen.rows.online import OnePass
 from einnet_explore.codegen.sum_of_products import SumOfProducts, match_sum_of_products
 from einnet_explore.codegen.tvm.contraction import ContractionPlan, plan_contraction
 from einnet_explore.codegen.versions import scope_identity
@@ -51,9 +51,9 @@ from einnet_explore.ir import (
 from einnet_explore.operators.operator import OnnxNode, Operator, onnx_node
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import Array, bind_arrays, bind_function, fits_kernel
-from einnet_explore.runtime.bfloat16_products import Bfloat16Kernel, bfloat16_kernel, match_bfloat16_product
+from einnet_explore.runtime.bfloat16_products import bfloat16_kernel, match_bfloat16_product
 from einnet_explore.runtime.c_kernels import NativeSource
-from einnet_explore.runtime.integer_products import IntegerProduct, integer_product
+from einnet_explore.runtime.integer_products import PackedProduct, integer_product
 from einnet_explore.runtime.matrix_products import bind_matrix_product
 from einnet_explore.runtime.onnx_fragment import FragmentWriter, Shape, bind_session, custom_ops_available, onnx_session
 from einnet_explore.runtime.profile_store import (
@@ -66,7 +66,6 @@ from einnet_explore.runtime.profile_store import (
 )
 from einnet_explore.runtime.tvm_cpu import (
     KernelKind,
-    LoopNests,
     TiledContraction,
     TvmKernel,
     TvmSource,
@@ -306,12 +305,12 @@ class ProductCall:
 class NarrowProductCall:
     """Sums of products of bytes or of bfloat16 in 32 bits; operands in *constants* are packed once."""
 
-    made: IntegerProduct | Bfloat16Kernel
+    made: PackedProduct
     constants: Mapping[str, Array] = field(repr=False)
 
     @property
     def engine(self) -> str:
-        return INTEGER_ENGINE if isinstance(self.made, IntegerProduct) else BFLOAT16_ENGINE
+        return INTEGER_ENGINE if self.made.is_integer else BFLOAT16_ENGINE
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -621,7 +620,7 @@ def _typed_implementations(bound: BoundEquation) -> Iterable[Implementation]:
     yield InterpretedCall(scope)
 
 
-def _narrow_products(bound: BoundEquation) -> Iterable[IntegerProduct | Bfloat16Kernel]:
+def _narrow_products(bound: BoundEquation) -> Iterable[PackedProduct]:
     """Yield the kernels for *bound* as a sum of products of bytes or of bfloat16, if it is one."""
     scope, how = bound.equation.scope, (bound.constants, bound.views, bound.threads)
     if (integers := integer_product(scope, *how)) is not None:
@@ -635,7 +634,7 @@ def _kernels(bound: BoundEquation) -> Iterable[Implementation]:
     """Our own kernels: as a tiled contraction, blocks of rows or a chain in blocks by TVM, and loop nests."""
     scope, kind = bound.inlined, kernel_kind(bound.inlined, this_machine())
     nests = loop_nests(scope, bound.threads)
-    kernel = nests if isinstance(kind, LoopNests) else KernelCall(scope, bound.threads)
+    kernel = nests if kind is None else KernelCall(scope, bound.threads)
     if _outperforms_tiles(kind):
         yield kernel  # a tile is chosen only if another implementation is asked for
         order: tuple[Implementation | None, ...] = (_tiled_call(bound),)
@@ -644,18 +643,18 @@ def _kernels(bound: BoundEquation) -> Iterable[Implementation]:
         order = (tiled, kernel) if tiled is not None and tiled.made.worthwhile else (kernel, tiled)
     yield from filter(None, order)
     library = bound.equation.via is not None and bound.equation.via.is_library_call
-    if kernel is not nests and not library and not isinstance(kind, BlockedChain):
+    if kernel is not nests and not library and not isinstance(kind, Chain):
         yield nests
 
 
 def _outperforms_tiles(kind: KernelKind) -> bool:
     """Return whether a kernel of *kind* is tried before a tiled contraction of the same scope."""
     match kind:
-        case OnePass() | BlockedChain():
+        case OnlineSoftmax() | Chain():
             return True
-        case Rows(nest):
+        case RowNest() as nest:
             return nest.banded
-        case LoopNests():
+        case None:
             return False
 
 

@@ -1,65 +1,98 @@
 /*
- * A sum of products of bytes in 32 bits, y[i][j] = finish(sum over s of a[i][s] b[s][j]), for the numbers that are
- * defined ahead of this text (integer_products.py).
+ * A sum of products of bytes or of bfloat16 in 32 bits, y[i][j] = finish(sum over s of a[i][s] b[s][j]), for the numbers
+ * that are defined ahead of this text (integer_products.py), after the interface of kernels (c_kernels.py).
  *
- * Four factors of a sum are next to one another, so that one instruction of AVX512-VNNI adds 64 products to 16 sums;
- * without it the compiler makes vectors of plain loops.  Columns are packed in panels, and a vector has four factors of
- * 16 columns; the four factors of a row are the same in all lanes.  They are read where they are, at the sum of the
- * offsets of their row and of their step, from the operand, or from a copy where it has them apart.
+ * GROUP factors of a sum, 32 bits, are next to one another: one instruction of AVX512-VNNI adds 64 products of bytes to
+ * 16 sums, one of AVX512-BF16 adds 32 products; without it the compiler makes vectors of plain loops.  Columns are
+ * packed in panels, and a vector has a group of factors of 16 columns; the group of a row is the same in all lanes.
+ * Groups are read where they are, at the sum of the offsets of their row and of their step, from the operand, or from a
+ * copy where it has them apart.  Elements of float32 are rounded to bfloat16 when they are copied or packed.
  *
- * The instruction multiplies unsigned by signed bytes, so one operand may be packed with its sign bit flipped,
+ * The instruction for bytes multiplies unsigned by signed ones, so one operand may be packed with its sign bit flipped,
  * p = x + LOW:
  *
  *     sum p_a p_b - ROW_LOW sum p_b - COLUMN_LOW sum p_a = sum a b    (one of both is 0)
  *
  * Steps at which all rows of a tile are padding of value 0 are skipped.
  *
- * The sums of a block of rows and a panel stay in the cache until `finish` has turned them into results.
+ * The sums of a block of rows and a panel stay in the cache until `finish` has turned them into results.  Where results
+ * are the sums (DIRECT), those of whole panels are written at once.
  */
-#include <stdint.h>
 #include <string.h>
 #if defined __x86_64__ && defined __GNUC__
 #include <immintrin.h>
-#define VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"), noinline))
+#if IS_BFLOAT16
+#define FEATURE "avx512bf16"
+#else
+#define FEATURE "avx512vnni"
+#endif
+#define TARGET target("avx512f,avx512bw,avx512vl," FEATURE)
+#define WIDE __attribute__((TARGET, noinline))
 #endif
 
-enum { VECTOR = 16, VECTORS = COLUMNS / VECTOR, BLOCK = 48, GROUP = 4, HALF = 32,
-       GROUPS = LENGTH / GROUP, PANELS = (N + COLUMNS - 1) / COLUMNS, BLOCKS = (M + BLOCK - 1) / BLOCK,
-       PLAIN = 7, HEADER = 24, CPU = 1, BYTES = 1 };
+enum { VECTOR = 16, VECTORS = COLUMNS / VECTOR, BLOCK = 48, HALF = 32,
+       GROUPS = LENGTH / GROUP, PANELS = (N + COLUMNS - 1) / COLUMNS, BLOCKS = (M + BLOCK - 1) / BLOCK, BYTES = 1 };
 /* Values of ROW_MODE. */
 #define PACKED 0
 #define IN_PLACE 1
 #define INTERLEAVED 2
 #define GATHERED 3
 
-/* What is used of DLTensor, TVMFFIAny and TVMParallelGroupEnv; a tensor that is an object stands behind its header. */
-typedef struct { void *data; } Tensor;
-typedef struct { int32_t type; uint32_t zero; union { int64_t number; char *pointer; } value; } Any;
-typedef struct { void *sync; int32_t tasks; } Group;
-#define VISIBLE __attribute__((visibility("default")))
-VISIBLE int (*__TVMBackendParallelLaunch)(int (*)(int, Group *, void *), void *, int);
-VISIBLE void *(*__TVMBackendAllocWorkspace)(int, int, uint64_t, int, int);
-VISIBLE int (*__TVMBackendFreeWorkspace)(int, int, void *);
+/* Packed elements; *_NUMBER is the number that one stands for, PACKED_* the one that stands for an element. */
+#if IS_BFLOAT16
+typedef uint16_t Stored, Row, Column;
+#define INSTRUCTION "vdpbf16ps"
+#define ROW_NUMBER number
+#define COLUMN_NUMBER number
+#define PACKED_ROW(x) (ROUNDED_ROWS ? rounded(x) : (Stored)(x))
+#define PACKED_COLUMN(x) (ROUNDED_COLUMNS ? rounded(x) : (Column)(x))
 
+/* The nearest number of bfloat16, ties to even; a NaN stays one. */
+static inline uint16_t rounded(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (uint16_t)((x == x ? bits + 0x7fffu + (bits >> 16 & 1) : bits | 0x400000u) >> 16);
+}
+
+static inline float number(uint16_t x)
+{
+    const uint32_t bits = (uint32_t)x << 16;
+    float made;
+    memcpy(&made, &bits, sizeof made);
+    return made;
+}
+#else
+typedef uint8_t Stored;
 #if UNSIGNED_COLUMNS
 typedef int8_t Row;
 typedef uint8_t Column;
-#define PRODUCTS(sums, rows, columns) ADD_PRODUCTS(sums, columns, rows)
 #else
 typedef uint8_t Row;
 typedef int8_t Column;
+#endif
+#define INSTRUCTION "vpdpbusd"
+#define ROW_NUMBER (int32_t)
+#define COLUMN_NUMBER
+#define PACKED_ROW(x) ((x) ^ ROW_FLIP)
+#define PACKED_COLUMN(x) (Column)((x) ^ COLUMN_FLIP)
+#endif
+/* As intrinsic functions; with those, compilers move sums to memory and back. */
+#define ADD_PRODUCTS(sums, unsigned_bytes, signed_bytes) \
+    __asm__(INSTRUCTION " %2, %1, %0" : "+v"(sums) : "v"(unsigned_bytes), "v"(signed_bytes))
+#if UNSIGNED_COLUMNS
+#define PRODUCTS(sums, rows, columns) ADD_PRODUCTS(sums, columns, rows)
+#else
 #define PRODUCTS(sums, rows, columns) ADD_PRODUCTS(sums, rows, columns)
 #endif
-/* As _mm512_dpbusd_epi32; with that, compilers move sums to memory and back. */
-#define ADD_PRODUCTS(sums, unsigned_bytes, signed_bytes) \
-    __asm__("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(unsigned_bytes), "v"(signed_bytes))
 
 /* Rows of a call, and where they are, or packed rows with their sums; columns, or panels with their sums. */
 typedef struct {
-    const uint8_t *a, *b;
+    const ROW_ELEMENT *a;
+    const COLUMN_ELEMENT *b;
     const int32_t *row_at, *row_step, *column_at, *column_step;
-    const uint8_t *rows;
-    uint8_t *copy;
+    const Stored *rows;
+    Stored *copy;
     const int32_t *row_sums;
     const Column *panels;
     const int32_t *column_sums;
@@ -68,8 +101,8 @@ typedef struct {
     int wide;
 } Call;
 
-/* Row i of matrix n, and the place of the four factors of step g in it. */
-static inline const uint8_t *row_of(const Call *c, int n, int64_t i)
+/* Row i of matrix n, and the place of the factors of step g in it. */
+static inline const Stored *row_of(const Call *c, int n, int64_t i)
 {
     if (ROW_MODE == PACKED || ROW_MODE == GATHERED) return c->rows + ((int64_t)n * M + i) * LENGTH;
     return c->rows + MATRICES_A[n] + c->row_at[i] + (ROW_STEPS_PACKED ? c->row_step[0] : 0);
@@ -80,19 +113,19 @@ static inline const uint8_t *row_of(const Call *c, int n, int64_t i)
 /* Copy row i of matrix n, element by element. */
 static void pack_row(const Call *c, int n, int i)
 {
-    const uint8_t *a = c->a + MATRICES_A[n] + c->row_at[i];
-    uint8_t *row = c->copy + ((int64_t)n * M + i) * LENGTH;
+    const ROW_ELEMENT *a = c->a + MATRICES_A[n] + c->row_at[i];
+    Stored *row = c->copy + ((int64_t)n * M + i) * LENGTH;
     if (ROW_IS_CONTIGUOUS) a += c->row_step[0];
-    for (int s = 0; s < K; s++) row[s] = a[ROW_IS_CONTIGUOUS ? s : c->row_step[s]] ^ ROW_FLIP;
+    for (int s = 0; s < K; s++) row[s] = PACKED_ROW(a[ROW_IS_CONTIGUOUS ? s : c->row_step[s]]);
     for (int s = K; s < LENGTH; s++) row[s] = 0;
 }
 #endif
 
 #if ROW_MODE == INTERLEAVED
-#if SPREAD == 4 && defined VNNI
+#if SPREAD == 4 && defined WIDE
 /* Copy a line of four planes, 64 elements of each at a time: dwords are moved such that interleaving inside quarters of
  * a vector leaves 16 groups of four in a vector. */
-VNNI static void interleave_by_vnni(const uint8_t *const *plane, uint8_t *out)
+WIDE static void interleave_by_vnni(const uint8_t *const *plane, uint8_t *out)
 {
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m512i flip = _mm512_set1_epi8((char)ROW_FLIP);
@@ -127,7 +160,7 @@ static void copy_lines(const uint8_t *from, uint8_t *to, int64_t first, int64_t 
         const uint8_t *plane[SPREAD];
         for (int64_t t = 0; t < SPREAD; t++)
             plane[t] = line + (group * SPREAD + t < PLANES ? t : PLANES - 1 - group * SPREAD) * INNER * LINE;
-#ifdef VNNI
+#ifdef WIDE
         if (wide) {
             interleave_by_vnni(plane, out);
             continue;
@@ -144,15 +177,27 @@ static void copy_lines(const uint8_t *from, uint8_t *to, int64_t first, int64_t 
 #endif
 
 /* Pack `columns` columns of b from j on into HALF columns of a panel; what lies beyond K and N is 0. */
-static void pack_panel(const uint8_t *b, const int32_t *at, const int32_t *step, int columns, Column *panel)
+static void pack_panel(const COLUMN_ELEMENT *b, const int32_t *at, const int32_t *step, int columns, Column *panel)
 {
     if (columns < HALF || K < LENGTH)
-        for (int g = 0; g < GROUPS; g++) memset(panel + g * COLUMNS * GROUP, 0, HALF * GROUP);
+        for (int g = 0; g < GROUPS; g++) memset(panel + g * COLUMNS * GROUP, 0, HALF * GROUP * sizeof *panel);
+#if IS_BFLOAT16
+    int runs = 1;
+    for (int c = 1; c < columns; c++) runs += at[c] != at[c - 1] + 1;
+    if (runs == 1) {
+        for (int s = 0; s < K; s++) {
+            const COLUMN_ELEMENT *from = b + at[0] + step[s];
+            Column *to = panel + s / GROUP * GROUP * COLUMNS + s % GROUP;
+            for (int c = 0; c < columns; c++) to[c * GROUP] = PACKED_COLUMN(from[c]);
+        }
+        return;
+    }
+#endif
     for (int s = 0; s < K; s += GROUP)
         for (int c = 0; c < columns; c++) {
             Column *four = panel + s * COLUMNS + c * GROUP;
-            const uint8_t *from = b + at[c];
-#if COLUMN_STEPS_PACKED
+            const COLUMN_ELEMENT *from = b + at[c];
+#if COLUMN_STEPS_PACKED && !IS_BFLOAT16
             if (s + GROUP <= K) {
                 uint32_t x;
                 memcpy(&x, from + step[s], GROUP);
@@ -161,31 +206,33 @@ static void pack_panel(const uint8_t *b, const int32_t *at, const int32_t *step,
                 continue;
             }
 #endif
-            for (int t = 0; t < GROUP && s + t < K; t++) four[t] = (Column)(from[step[s + t]] ^ COLUMN_FLIP);
+            for (int t = 0; t < GROUP && s + t < K; t++) four[t] = PACKED_COLUMN(from[step[s + t]]);
         }
 }
 
-/* The sums of `count` rows of a block and one panel, over steps from `first` to `stop`: other factors are 0. */
-static void tile(const uint8_t *const *row, int count, const int32_t *step, const Column *panel, int32_t *sums,
-                 int first, int stop)
+/* The sums of `count` rows of a block and one panel, over steps from `first` to `stop`: other factors are 0.  Rows of
+ * sums are `pitch` apart. */
+static void tile(const Stored *const *row, int count, const int32_t *step, const Column *panel, Sum *sums,
+                 int64_t pitch, int first, int stop)
 {
     (void)step;
     for (int r = 0; r < count; r++) {
-        int32_t *own = sums + r * COLUMNS;
-        memset(own, 0, COLUMNS * sizeof *own);
+        Sum own[COLUMNS] = {0};
         for (int g = first; g < stop; g++)
             for (int c = 0; c < COLUMNS; c++)
                 for (int t = 0; t < GROUP; t++)
-                    own[c] += (int32_t)((const Row *)row[r])[STEP(g) + t] * panel[(g * COLUMNS + c) * GROUP + t];
+                    own[c] += ROW_NUMBER(((const Row *)row[r])[STEP(g) + t]) *
+                              COLUMN_NUMBER(panel[(g * COLUMNS + c) * GROUP + t]);
+        memcpy(sums + r * pitch, own, sizeof own);
     }
 }
 
-#ifdef VNNI
-#define INLINE __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"), always_inline)) static inline
+#ifdef WIDE
+#define INLINE __attribute__((TARGET, always_inline)) static inline
 
 /* `count`, a constant, rows. */
-INLINE void rows_by_vnni(const uint8_t *const *row, const int count, const int32_t *step, const Column *panel,
-                         int32_t *sums, int first, int stop)
+INLINE void wide_rows(const Stored *const *row, const int count, const int32_t *step, const Column *panel, Sum *sums,
+                      int64_t pitch, int first, int stop)
 {
     __m512i total[TILE][VECTORS];
     (void)step;
@@ -201,9 +248,9 @@ INLINE void rows_by_vnni(const uint8_t *const *row, const int count, const int32
         const int64_t at = STEP(g);
 #pragma GCC unroll 8
         for (int r = 0; r < count; r++) {
-            int32_t four;
-            memcpy(&four, row[r] + at, sizeof four);
-            const __m512i same = _mm512_set1_epi32(four);
+            int32_t factors;
+            memcpy(&factors, row[r] + at, sizeof factors);
+            const __m512i same = _mm512_set1_epi32(factors);
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; v++) PRODUCTS(total[r][v], same, column[v]);
         }
@@ -211,29 +258,30 @@ INLINE void rows_by_vnni(const uint8_t *const *row, const int count, const int32
 #pragma GCC unroll 8
     for (int r = 0; r < count; r++)
 #pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++) _mm512_storeu_si512(sums + r * COLUMNS + v * VECTOR, total[r][v]);
+        for (int v = 0; v < VECTORS; v++) _mm512_storeu_si512(sums + r * pitch + v * VECTOR, total[r][v]);
 }
 
-VNNI static void tile_by_vnni(const uint8_t *const *row, int count, const int32_t *step, const Column *panel,
-                              int32_t *sums, int first, int stop)
+WIDE static void wide_tile(const Stored *const *row, int count, const int32_t *step, const Column *panel, Sum *sums,
+                           int64_t pitch, int first, int stop)
 {
     switch (count) {
-    case 1: rows_by_vnni(row, 1, step, panel, sums, first, stop); break;
-    case 2: rows_by_vnni(row, 2, step, panel, sums, first, stop); break;
-    case 3: rows_by_vnni(row, 3, step, panel, sums, first, stop); break;
-    case 4: rows_by_vnni(row, 4, step, panel, sums, first, stop); break;
-    case 5: rows_by_vnni(row, 5, step, panel, sums, first, stop); break;
-    case 6: rows_by_vnni(row, 6, step, panel, sums, first, stop); break;
+    case 1: wide_rows(row, 1, step, panel, sums, pitch, first, stop); break;
+    case 2: wide_rows(row, 2, step, panel, sums, pitch, first, stop); break;
+    case 3: wide_rows(row, 3, step, panel, sums, pitch, first, stop); break;
+    case 4: wide_rows(row, 4, step, panel, sums, pitch, first, stop); break;
+    case 5: wide_rows(row, 5, step, panel, sums, pitch, first, stop); break;
+    case 6: wide_rows(row, 6, step, panel, sums, pitch, first, stop); break;
 #if COLUMNS <= 48
-    case 7: rows_by_vnni(row, 7, step, panel, sums, first, stop); break;
-    case 8: rows_by_vnni(row, 8, step, panel, sums, first, stop); break;
+    case 7: wide_rows(row, 7, step, panel, sums, pitch, first, stop); break;
+    case 8: wide_rows(row, 8, step, panel, sums, pitch, first, stop); break;
 #endif
     }
 }
 
+#if !IS_BFLOAT16
 /* As pack_panel; columns next to one another, or at every second byte, are loaded together, and a mask leaves out the
  * others. */
-VNNI static void pack_panel_by_vnni(const uint8_t *b, const int32_t *at, const int32_t *step, int columns,
+WIDE static void pack_panel_by_vnni(const uint8_t *b, const int32_t *at, const int32_t *step, int columns,
                                     Column *panel)
 {
     int32_t from[HALF];
@@ -281,25 +329,33 @@ VNNI static void pack_panel_by_vnni(const uint8_t *b, const int32_t *at, const i
     }
 }
 
-static int has_vnni(void)
+#define PACK_PANEL (c->wide ? pack_panel_by_vnni : pack_panel)
+#endif
+
+static int is_wide(void)
 {
     __builtin_cpu_init();
-    return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") &&
+    return __builtin_cpu_supports(FEATURE) && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512bw");
 }
 #endif
 
+#ifndef PACK_PANEL
+#define PACK_PANEL pack_panel
+#endif
+
+#if ROW_LOW || COLUMN_LOW
 /* Sums of `rows` rows from i on, less what flipped bits add. */
 static void correct(const Call *c, int n, int64_t i, int rows, const int32_t *column_sums, int32_t *sums)
 {
-    if (ROW_LOW || COLUMN_LOW)
-        for (int r = 0; r < rows; r++) {
-            const uint32_t own = COLUMN_LOW ? (uint32_t)COLUMN_LOW * (uint32_t)c->row_sums[(int64_t)n * M + i + r] : 0;
-            for (int k = 0; k < COLUMNS; k++)
-                sums[r * COLUMNS + k] = (int32_t)((uint32_t)sums[r * COLUMNS + k] - own -
-                                                  (ROW_LOW ? (uint32_t)ROW_LOW * (uint32_t)column_sums[k] : 0));
-        }
+    for (int r = 0; r < rows; r++) {
+        const uint32_t own = COLUMN_LOW ? (uint32_t)COLUMN_LOW * (uint32_t)c->row_sums[(int64_t)n * M + i + r] : 0;
+        for (int k = 0; k < COLUMNS; k++)
+            sums[r * COLUMNS + k] = (int32_t)((uint32_t)sums[r * COLUMNS + k] - own -
+                                              (ROW_LOW ? (uint32_t)ROW_LOW * (uint32_t)column_sums[k] : 0));
+    }
 }
+#endif
 
 #if BY_COLUMN != 1
 /* to[j][i] = from[i][j], bytes. */
@@ -342,7 +398,7 @@ static void scatter(const Result *from, int rows, int columns, Result *y)
 #endif
 
 /* The results of a block of rows and a panel. */
-static void results(const Call *c, int n, int64_t i, int rows, int j, int columns, int32_t *sums)
+static void results(const Call *c, int n, int64_t i, int rows, int j, int columns, Sum *sums)
 {
     const int64_t place = PRODUCTS_Y[n] + i * BY_ROW + (int64_t)j * BY_COLUMN;
 #if BY_COLUMN == 1
@@ -375,17 +431,12 @@ static void multiply(const Call *c, int n, int p, int first, int stop, Column *p
     const Column *ready = panel;
     if (PACKED_COLUMNS) {
         ready = c->panels + ((int64_t)PRODUCTS_B[n] * PANELS + p) * LENGTH * COLUMNS;
-        sums = c->column_sums + ((int64_t)PRODUCTS_B[n] * PANELS + p) * COLUMNS;
+        if (SUMMED) sums = c->column_sums + ((int64_t)PRODUCTS_B[n] * PANELS + p) * COLUMNS;
     } else {
-        const uint8_t *b = c->b + MATRICES_B[PRODUCTS_B[n]];
+        const COLUMN_ELEMENT *b = c->b + MATRICES_B[PRODUCTS_B[n]];
         for (int h = 0; h < columns; h += HALF) {
             const int some = columns - h < HALF ? columns - h : HALF;
-#ifdef VNNI
-            (c->wide ? pack_panel_by_vnni : pack_panel)
-#else
-            pack_panel
-#endif
-                (b, c->column_at + j + h, c->column_step, some, panel + h * GROUP);
+            PACK_PANEL(b, c->column_at + j + h, c->column_step, some, panel + h * GROUP);
         }
         if (ROW_LOW) {
             memset(column_sums, 0, sizeof column_sums);
@@ -395,10 +446,19 @@ static void multiply(const Call *c, int n, int p, int first, int stop, Column *p
         }
     }
     for (int64_t i = (int64_t)first * BLOCK; i < (int64_t)stop * BLOCK && i < M; i += BLOCK) {
-        int32_t made[BLOCK * COLUMNS] __attribute__((aligned(64)));
+        Sum made[BLOCK * COLUMNS] __attribute__((aligned(64)));
         const int rows = M - i < BLOCK ? (int)(M - i) : BLOCK;
+#if DIRECT
+        const int ready_made = columns == COLUMNS;
+        Sum *out = ready_made ? c->y + PRODUCTS_Y[n] + i * BY_ROW + j : made;
+        const int64_t pitch = ready_made ? BY_ROW : COLUMNS;
+#else
+        const int ready_made = 0;
+        Sum *out = made;
+        const int64_t pitch = COLUMNS;
+#endif
         for (int r = 0; r < rows; r += TILE) {
-            const uint8_t *row[TILE];
+            const Stored *row[TILE];
             const int count = rows - r < TILE ? rows - r : TILE;
 #if SKIPS
             const int from = (int)FIRST_STEPS[(i + r) / TILE], to = (int)STOP_STEPS[(i + r) / TILE];
@@ -406,15 +466,19 @@ static void multiply(const Call *c, int n, int p, int first, int stop, Column *p
             const int from = 0, to = GROUPS;
 #endif
             for (int k = 0; k < count; k++) row[k] = row_of(c, PRODUCTS_A[n], i + r + k);
-#ifdef VNNI
-            (c->wide ? tile_by_vnni : tile)
+#ifdef WIDE
+            (c->wide ? wide_tile : tile)
 #else
             tile
 #endif
-                (row, count, c->row_step, ready, made + r * COLUMNS, from, to);
+                (row, count, c->row_step, ready, out + r * pitch, pitch, from, to);
         }
+#if ROW_LOW || COLUMN_LOW
         correct(c, PRODUCTS_A[n], i, rows, sums, made);
-        results(c, n, i, rows, j, columns, made);
+#else
+        (void)sums;
+#endif
+        if (!ready_made) results(c, n, i, rows, j, columns, made);
     }
 }
 
@@ -438,7 +502,7 @@ static int multiply_some(int task, Group *group, void *call)
     /* Blocks of rows are shared where columns are packed already. */
     enum { PARTS = PACKED_COLUMNS ? BLOCKS : 1 };
     Column *panel = NULL;
-    if (!PACKED_COLUMNS && !(panel = __TVMBackendAllocWorkspace(CPU, 0, LENGTH * COLUMNS, BYTES, 8))) return -1;
+    if (!PACKED_COLUMNS && !(panel = __TVMBackendAllocWorkspace(CPU, 0, LENGTH * COLUMNS * sizeof *panel, BYTES, 8))) return -1;
     const int64_t total = (int64_t)PRODUCTS_ALL * PANELS * PARTS;
     const int64_t stop = total * (task + 1) / group->tasks;
     for (int64_t i = total * task / group->tasks; i < stop; i++) {
@@ -460,23 +524,23 @@ static int run(int (*some)(int, Group *, void *), Call *call)
 
 #if PAD
 /* Copy a tensor into one with padding, row by row. */
-static void pad(const uint8_t *from, uint8_t *to)
+static void pad(const COLUMN_ELEMENT *from, COLUMN_ELEMENT *to)
 {
-    memset(to, PAD_VALUE, PADDED_SIZE);
+    memset(to, PAD_VALUE, PADDED_SIZE * sizeof *to);
     for (int64_t row = 0; row < SIZE / ROW_SIZE; row++) {
         int64_t at = 0, rest = row;
         for (int d = RANK - 2; d >= 0; d--) {
             at += (rest % SIZES[d] + BEFORE[d]) * PADDED_STRIDES[d];
             rest /= SIZES[d];
         }
-        memcpy(to + at + BEFORE[RANK - 1], from + row * ROW_SIZE, ROW_SIZE);
+        memcpy(to + at + BEFORE[RANK - 1], from + row * ROW_SIZE, ROW_SIZE * sizeof *to);
     }
 }
 #endif
 
 VISIBLE int __tvm_ffi_main(void *self, const Any *given, int32_t count, Any *result)
 {
-    enum { OWN = (ROW_MODE == PACKED ? 2 : 3) + (PACKED_COLUMNS ? 2 : 3), ARGUMENTS = OWN + MORE + 1 };
+    enum { OWN = (ROW_MODE == PACKED ? 1 + SUMMED : 3) + (PACKED_COLUMNS ? 1 + SUMMED : 3), ARGUMENTS = OWN + MORE + 1 };
     void *at[ARGUMENTS];
     Call call = {0};
     int n = 0, failed = 0;
@@ -486,20 +550,21 @@ VISIBLE int __tvm_ffi_main(void *self, const Any *given, int32_t count, Any *res
         const int ahead = given[k].type == PLAIN ? 0 : HEADER;
         at[k] = ((Tensor *)(given[k].value.pointer + ahead))->data;
     }
-#ifdef VNNI
-    call.wide = has_vnni();
+#ifdef WIDE
+    call.wide = is_wide();
 #endif
     if (ROW_MODE == PACKED) {
         call.rows = at[n++];
-        call.row_sums = at[n++];
+        if (SUMMED) call.row_sums = at[n++];
     } else {
-        call.rows = call.a = at[n++];
+        call.rows = at[n];
+        call.a = at[n++];
         call.row_at = at[n++];
         call.row_step = at[n++];
     }
     if (PACKED_COLUMNS) {
         call.panels = at[n++];
-        call.column_sums = at[n++];
+        if (SUMMED) call.column_sums = at[n++];
     } else {
         call.b = at[n++];
         call.column_at = at[n++];
@@ -507,20 +572,21 @@ VISIBLE int __tvm_ffi_main(void *self, const Any *given, int32_t count, Any *res
     }
     call.more = at + OWN;
     call.y = at[OWN + MORE];
-    const int64_t copied = (COPY_SIZE + 63) / 64 * 64;
+    const int64_t copied = ((int64_t)(COPY_SIZE * sizeof(Stored)) + 63) / 64 * 64;
+    const int64_t padded = (int64_t)(PADDED_SIZE * sizeof(COLUMN_ELEMENT));
     uint8_t *space = NULL;
-    if (copied + PADDED_SIZE) {
-        space = __TVMBackendAllocWorkspace(CPU, 0, (uint64_t)(copied + PADDED_SIZE), BYTES, 8);
+    if (copied + padded) {
+        space = __TVMBackendAllocWorkspace(CPU, 0, (uint64_t)(copied + padded), BYTES, 8);
         if (!space) return -1;
     }
 #if ROW_MODE == INTERLEAVED || ROW_MODE == GATHERED
-    call.rows = call.copy = space;
+    call.rows = call.copy = (Stored *)space;
     if (FILLED) memset(space, FILL, COPY_SIZE);
     failed = run(pack_some, &call);
 #endif
 #if PAD
-    pad(call.b, space + copied);
-    call.b = space + copied;
+    pad(call.b, (COLUMN_ELEMENT *)(space + copied));
+    call.b = (COLUMN_ELEMENT *)(space + copied);
 #endif
     failed = failed || run(multiply_some, &call);
     if (space) failed = __TVMBackendFreeWorkspace(CPU, 0, space) || failed;

@@ -1,23 +1,23 @@
-r"""Sums of products of 8-bit integers in 32 bits, as kernels in C: on AVX512-VNNI where the processor has it.
+r"""Sums of products of bytes, or of bfloat16, in 32 bits, as kernels in C: on AVX512-VNNI or AVX512-BF16 if possible.
 
-Its instruction multiplies unsigned by signed bytes.  Of two operands that are both one or the other, one is packed with
-its sign bit flipped, :math:`p = x + l` with :math:`l = \pm 128`:
+The instruction for bytes multiplies unsigned by signed ones.  Of two operands that are both one or the other, one is
+packed with its sign bit flipped, :math:`p = x + l` with :math:`l = \pm 128`:
 
 .. math::  \sum_k a_k b_k = \sum_k p_k b_k - l \sum_k b_k
 
-The sums of rows or columns are by-products of packing.  All sums are exact: the type of the result has been checked.
-Constant operands are packed once.
+The sums of rows or columns are by-products of packing.  All sums of bytes are exact: the type of the result has been
+checked.  Constant operands are packed once.
 
 Other sums of products than those of matrices, such as convolutions, are matrix products of elements that are read
 several times: :math:`X[h + r, w + s]` is the element of row (h, w) and step (r, s), whose places add up to its own.
 Columns are packed in panels.  Rows are read where they are, four neighbouring factors of the sum at a time; where these
-are apart, as channels are in images, from a copy with padding in which four of them are next to one another.
+are apart, as channels are in images, from a copy with padding in which four of them are next to one another.  Rows of
+bfloat16, two factors at a time, are always copied: their elements may be rounded ones of ``float32``.
 """
 
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -41,12 +41,25 @@ from einnet_explore.codegen.sum_of_products import split_epilogue
 from einnet_explore.ir import FLOAT32, Access, Iterator, Scalar, Scope, Tensor, as_index, element_type
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import Array, Arrays
-from einnet_explore.runtime.c_kernels import EOPERATOR_FLAGS, NATIVE, VECTOR_MATH_DECLARATIONS
+from einnet_explore.runtime.c_kernels import (
+    EOPERATOR_FLAGS,
+    INTERFACE_DECLARATIONS,
+    LAUNCH_DECLARATIONS,
+    NATIVE,
+    SPACE_DECLARATIONS,
+    VECTOR_MATH_DECLARATIONS,
+)
 from einnet_explore.runtime.matrix_products import merge_strides
 from einnet_explore.support.errors import NoKernel, Refused
 
-_LANES, _GROUP = 16, 4
-"""Columns of a vector, and neighbouring factors of a sum, as in the text in C."""
+_LANES = 16
+"""Columns of a vector, as in the text in C."""
+
+
+def _group(dtype: str) -> int:
+    """The number of neighbouring factors of a sum that an instruction takes: 32 bits of them."""
+    return 4 if dtype in ("int8", "uint8") else 2
+
 
 MAX_PRODUCTS = 1 << 12
 """Matrices of one kernel; their places are numbers in its text."""
@@ -154,25 +167,29 @@ class ProductOperand:
         return found
 
 
-class CompiledText(ABC):
-    """A kernel in C whose *text*, *shapes* and *dtypes* a subclass makes, for some *threads*."""
+@dataclass(frozen=True)
+class PackedProduct:
+    """A kernel for sums of products of bytes or of bfloat16: *rows* times *columns*.
 
-    threads: int
+    Operands in *packed* never change.  The results of product `n`, row `i` and column `j` are at
+    ``places[n] + i by_row + j by_column``.  Steps of rows that are not packed are those of *copy*, where there is one;
+    *epilogue* is what is computed of the sums.
+    """
 
-    @property
-    @abstractmethod
-    def text(self) -> str:
-        """The C source."""
-
-    @property
-    @abstractmethod
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the arguments, the result last."""
-
-    @property
-    @abstractmethod
-    def dtypes(self) -> tuple[str, ...]:
-        """The element types of the arguments."""
+    scope: Scope
+    rows: ProductOperand
+    columns: ProductOperand
+    packed: frozenset[str]
+    places: tuple[int, ...]
+    by_row: int
+    by_column: int
+    mode: RowMode
+    epilogue: ProductEpilogue
+    copy: LineCopy | None = None
+    threads: int = 1
+    spans: tuple[tuple[int, int], ...] = ()
+    """The steps of four factors, from the first to the last, at which each row may read elements; all if empty."""
+    compiler = "C"
 
     @cached_property
     def key(self) -> str:
@@ -194,29 +211,15 @@ class CompiledText(ABC):
         flags = [flag for flag in EOPERATOR_FLAGS if flag != NATIVE]
         compiled.write_c_object(self.text, path, name, [*flags, f"-march={cpu}"])
 
+    @property
+    def is_integer(self) -> bool:
+        """True for products of bytes."""
+        return self.group == 4
 
-@dataclass(frozen=True)
-class IntegerProduct(CompiledText):
-    """A kernel for sums of products of bytes: *rows* times *columns*, of which those in *packed* never change.
-
-    The results of product `n`, row `i` and column `j` are at ``places[n] + i by_row + j by_column``.  Steps of rows
-    that are not packed are those of *copy*, where there is one; *epilogue* is what is computed of the sums.
-    """
-
-    scope: Scope
-    rows: ProductOperand
-    columns: ProductOperand
-    packed: frozenset[str]
-    places: tuple[int, ...]
-    by_row: int
-    by_column: int
-    mode: RowMode
-    epilogue: ProductEpilogue
-    copy: LineCopy | None = None
-    threads: int = 1
-    spans: tuple[tuple[int, int], ...] = ()
-    """The steps of four factors, from the first to the last, at which each row may read elements; all if empty."""
-    compiler = "C"
+    @property
+    def group(self) -> int:
+        """Neighbouring factors of a sum that an instruction takes."""
+        return _group(self.rows.dtype)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -229,7 +232,7 @@ class IntegerProduct(CompiledText):
         for operand in (self.rows, self.columns):
             name = operand.tensor
             if name in self.packed:
-                made += [(name, array) for array in self._pack(operand, constants[name])]
+                made += [(name, array) for array in self._pack(operand, constants[name])[: 1 + self.is_integer]]
             else:
                 made += [(name, None), (name, operand.outer), (name, operand.steps[: self._table_size(operand)])]
         return [*made, *((name, None) for name in self.epilogue.inputs)]
@@ -242,14 +245,14 @@ class IntegerProduct(CompiledText):
 
     @property
     def length(self) -> int:
-        """Steps of the packed operands, a multiple of 4."""
+        """Steps of the packed operands, a multiple of *group*."""
         return len(self.columns.steps)
 
     @property
     def width(self) -> int:
-        """Columns of a panel: such that few are empty, and of those that change 32 or 64."""
+        """Columns of a panel: such that few are empty, and of those that change 32 or 64; 32 of bfloat16."""
         n = len(self.columns.outer)
-        vectors = (4, 3, 2, 1) if self.columns.tensor in self.packed else (4, 2)
+        vectors = (2,) if not self.is_integer else (4, 3, 2, 1) if self.columns.tensor in self.packed else (4, 2)
         return _LANES * min(vectors, key=lambda v: -(-n // (_LANES * v)) * v)
 
     @property
@@ -258,17 +261,18 @@ class IntegerProduct(CompiledText):
         return 6 if self.width > 3 * _LANES else 8
 
     def _pack(self, operand: ProductOperand, array: Array) -> tuple[Array, Array]:
-        """The elements of a constant *operand* in the layout of the kernel, and their sums."""
+        """The elements of a constant *operand* in the layout of the kernel, and their sums, which bytes alone have."""
         flip, _ = self._flips[operand is self.columns]
-        signed = np.int8 if (operand is self.rows) == self._unsigned_columns else np.uint8
-        given = operand.matrices(array) ^ np.uint8(flip)
+        given = operand.matrices(array)
+        given ^= given.dtype.type(flip)
+        signed = np.int8 if (operand is self.rows) == self._unsigned_columns and self.is_integer else given.dtype
         count, size, steps = given.shape
         size = self._packed_size(operand)
-        full = np.zeros((count, size, self.length), np.uint8)
+        full = np.zeros((count, size, self.length), given.dtype)
         full[:, : given.shape[1], :steps] = np.where(operand.steps >= 0, given, 0)
         sums = full.view(signed).sum(axis=2, dtype=np.int32)
         if operand is self.columns:
-            by_group = full.reshape(count, size // self.width, self.width, -1, _GROUP)
+            by_group = full.reshape(count, size // self.width, self.width, -1, self.group)
             full = np.ascontiguousarray(by_group.transpose(0, 1, 3, 2, 4))
         return full.reshape(-1), sums.reshape(-1)
 
@@ -283,22 +287,27 @@ class IntegerProduct(CompiledText):
         for operand in (self.rows, self.columns):
             if operand.tensor in self.packed:
                 total = len(operand.starts) * self._packed_size(operand)
-                given += [(total * self.length,), (total,)]
+                given += [(total * self.length,), (total,)][: 1 + self.is_integer]
             else:
                 given += [operand.shape, operand.outer.shape, (self._table_size(operand),)]
         return (*given, *self.epilogue.shapes, self.scope.shape)
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """The element types of the arguments; bytes are unsigned."""
+        """The element types of the arguments; bytes are unsigned, and bfloat16 is its bits."""
         given: list[str] = []
         for operand in (self.rows, self.columns):
-            given += ["uint8", "int32"] if operand.tensor in self.packed else ["uint8", "int32", "int32"]
+            if operand.tensor in self.packed:
+                given += ["uint8", "int32"] if self.is_integer else ["uint16"]
+            else:
+                given += [operand.stored, "int32", "int32"]
         return (*given, *self.epilogue.dtypes, element_type(self.scope))
 
     @property
     def _flips(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """The flipped bit and the number that it adds, of rows and of columns; at most one operand is flipped."""
+        if not self.is_integer:
+            return (0, 0), (0, 0)
         return _flips(self.rows.is_signed, self.columns.is_signed, self.rows.tensor in self.packed)
 
     @property
@@ -308,7 +317,7 @@ class IntegerProduct(CompiledText):
 
     @property
     def _unsigned_columns(self) -> bool:
-        return self.columns.is_signed == bool(self._flips[1][0])
+        return self.is_integer and self.columns.is_signed == bool(self._flips[1][0])
 
     @property
     def work(self) -> int:
@@ -330,8 +339,15 @@ class IntegerProduct(CompiledText):
         shape = columns.padded_shape
         steps = columns.steps[: columns.depth]
         is_row = self.mode in (RowMode.IN_PLACE, RowMode.INTERLEAVED)
-        result = C.spell(type_of(element_type(self.scope)))
-        numbers = {
+        numbers: dict[str, int | str] = {
+            "IS_BFLOAT16": int(not self.is_integer),
+            "GROUP": self.group,
+            "ROW_ELEMENT": C.spell(type_of(rows.stored)),
+            "COLUMN_ELEMENT": C.spell(type_of(columns.stored)),
+            "ROUNDED_ROWS": int(rows.dtype == FLOAT32),
+            "ROUNDED_COLUMNS": int(columns.dtype == FLOAT32),
+            "SUMMED": int(self.is_integer),
+            "DIRECT": int(self._is_direct),
             "M": len(rows.outer),
             "N": len(columns.outer),
             "K": columns.depth,
@@ -343,7 +359,7 @@ class IntegerProduct(CompiledText):
             "PRODUCTS_ALL": len(self.places),
             "ROW_MODE": int(self.mode),
             "PACKED_COLUMNS": int(columns.tensor in self.packed),
-            "ROW_STEPS_PACKED": int(not is_row or bool((np.diff(rows.steps) == _GROUP).all())),
+            "ROW_STEPS_PACKED": int(not is_row or bool((np.diff(rows.steps) == self.group).all())),
             "ROW_IS_CONTIGUOUS": int(not is_row and bool((np.diff(rows.steps[: rows.depth]) == 1).all())),
             "COLUMN_STEPS_PACKED": int((np.diff(steps) == 1).all()),
             "COLUMN_SPACING": columns.spacing,
@@ -391,13 +407,23 @@ class IntegerProduct(CompiledText):
             befores = [before for before, _ in columns.pads]
             tables |= {"SIZES": columns.shape, "BEFORE": befores, "PADDED_STRIDES": row_major_strides(shape)}
         source = files("einnet_explore.runtime").joinpath("integer_products.c").read_text(encoding="utf-8")
-        defined = (f"#define {name} ({value})" for name, value in numbers.items())
+        defined = (f"#define {name} {value}" for name, value in numbers.items())
         held = (f"static const long long {name}[] = {{{', '.join(map(str, t))}}};" for name, t in tables.items())
         try:
             finish = self.epilogue.text(self.pitch, self.width, self._aligned)
         except Refused as error:
             raise NoKernel(f"no kernel in C: {error}") from error
-        return "\n".join((VECTOR_MATH_DECLARATIONS, f"typedef {result} Result;", finish, *defined, *held, source))
+        kinds = [C.spell(type_of(kind)) for kind in (self.epilogue.sum_type, element_type(self.scope))]
+        types = f"typedef {kinds[0]} Sum;\ntypedef {kinds[1]} Result;"
+        given = (VECTOR_MATH_DECLARATIONS, INTERFACE_DECLARATIONS, LAUNCH_DECLARATIONS, SPACE_DECLARATIONS)
+        return "\n".join((*given, types, finish, *defined, *held, source))
+
+    @property
+    def _is_direct(self) -> bool:
+        """Whether sums are the results, and stand next to one another as these do."""
+        lows = [low for _, low in self._flips]
+        is_sum = self.epilogue.is_identity and element_type(self.scope) == self.epilogue.sum_type
+        return is_sum and self.by_column == 1 and not any(lows)
 
     @property
     def _aligned(self) -> tuple[str, ...]:
@@ -436,6 +462,11 @@ class OperandRead:
         assert isinstance(self.access.source, Tensor)
         return self.access.source.dtype
 
+    @property
+    def group(self) -> int:
+        """Neighbouring factors of a sum that an instruction takes."""
+        return _group(self.dtype)
+
     def __post_init__(self) -> None:
         shape = tuple(b + n + a for n, (b, a) in zip(self.layout.shape, self.pads, strict=False))
         strides = row_major_strides(shape) if self.pads else self.layout.strides
@@ -471,23 +502,23 @@ class OperandRead:
         )
 
     def steps(self, order: Sequence[Iterator], together: int) -> Array:
-        """The places of the points of *order*; -1 after the last *together* of them to a multiple of 4."""
+        """The places of the points of *order*; -1 after the last *together* of them to a multiple of *group*."""
         found = offsets(self.by, order).reshape(-1, together)
-        return np.pad(found, ((0, 0), (0, -together % _GROUP)), constant_values=-1).reshape(-1)
+        return np.pad(found, ((0, 0), (0, -together % self.group)), constant_values=-1).reshape(-1)
 
     def spans(self, rows: Sequence[Iterator], order: Sequence[Iterator], together: int) -> tuple[tuple[int, int], ...]:
-        """The first step of four points of *order*, and the one after the last, at which each of *rows* may read.
+        """The first step of a group of points of *order*, and the one after the last, at which each of *rows* may read.
 
         At other steps it only reads padding.  Steps are those of ``steps``; nothing is returned where none is left out.
         """
         count = prod(x.extent for x in rows)
         first = np.zeros(count, np.int64)
-        stop = np.full(count, len(self.steps(order, together)) // _GROUP)
+        stop = np.full(count, len(self.steps(order, together)) // self.group)
         for i, (lo, hi), pads in zip(self.access.index, self.access.source.box, self.pads, strict=True):
             if any(pads) and {*i.iterators} <= {*rows, *order}:
                 by = {x: i.coefficient(x) for x in i.iterators}
                 at = offsets(by, order).reshape(-1, together)
-                fours = np.pad(at, ((0, 0), (0, -together % _GROUP)), mode="edge").reshape(-1, _GROUP)
+                fours = np.pad(at, ((0, 0), (0, -together % self.group)), mode="edge").reshape(-1, self.group)
                 starts, place = np.unique(offsets(by, rows) + i.evaluate(lambda x: x.lo), return_inverse=True)
                 inside = ((starts[:, None, None] + fours >= lo) & (starts[:, None, None] + fours < hi)).any(-1)
                 first = np.maximum(first, np.where(inside.any(1), inside.argmax(1), inside.shape[1])[place])
@@ -497,7 +528,7 @@ class OperandRead:
 
     def is_grouped(self, y: Iterator) -> bool:
         """Whether four steps of *y* are next to one another in the operand."""
-        return not self.pads and self.by.get(y) == 1 and y.extent % _GROUP == 0
+        return not self.pads and self.by.get(y) == 1 and y.extent % self.group == 0
 
     def copies(self, y: Iterator) -> Iterable[_Copy]:
         """The copies in which four steps of *y* are next to one another."""
@@ -507,9 +538,9 @@ class OperandRead:
         if self.by.get(y) == 1 and self.pads and self.layout.strides == row_major_strides(shape):
             padded = tuple(b + n + a for n, (b, a) in zip(shape, self.pads, strict=True))
             lines = _places((*shape[:-1], 1), self.pads, row_major_strides(padded))
-            size = prod(padded) + _GROUP  # the last step reads beyond the last element
+            size = prod(padded) + self.group  # the last step reads beyond the last element
             copied = LineCopy(1, 1, shape[-1], (0,), lines, prod(padded), size, self.fill)
-            groups = np.arange(-(-y.extent // _GROUP), dtype=np.int32) * np.int32(_GROUP)
+            groups = np.arange(-(-y.extent // self.group), dtype=np.int32) * np.int32(self.group)
             yield _Copy(copied, self.start, self.by, groups)
 
     @property
@@ -532,12 +563,12 @@ class OperandRead:
         last = next(
             (e for e in range(len(shape) - 1, d, -1) if any(pads[e])), d + 1
         )  # dimensions after it are one line
-        fours, plane, line = -(-shape[d] // _GROUP), prod(padded[d + 1 :]), prod(shape[last:])
+        fours, plane, line = -(-shape[d] // self.group), prod(padded[d + 1 :]), prod(shape[last:])
         inner = row_major_strides(tuple(padded[d + 1 :]))
         strides = (
-            [s * fours * plane * _GROUP for s in row_major_strides(tuple(padded[:d]))]
+            [s * fours * plane * self.group for s in row_major_strides(tuple(padded[:d]))]
             + [0]
-            + [s * _GROUP for s in inner]
+            + [s * self.group for s in inner]
         )
         start, by = 0, dict[Iterator, int]()
         for e, (i, (low, _)) in enumerate(zip(self.access.index, self.access.source.box, strict=True)):
@@ -545,7 +576,7 @@ class OperandRead:
             for x in set(i.iterators) - {y}:
                 by[x] = by.get(x, 0) + i.coefficient(x) * strides[e]
         copied = LineCopy(
-            _GROUP,
+            self.group,
             shape[d],
             line,
             _places(shape[:d], pads[:d], row_major_strides(tuple(padded[:d]))),
@@ -554,10 +585,10 @@ class OperandRead:
                 for at in _places(shape[d + 1 : last], pads[d + 1 : last], inner[: last - d - 1])
             ),
             plane,
-            prod(padded[:d]) * fours * plane * _GROUP,
+            prod(padded[:d]) * fours * plane * self.group,
             self.fill,
         )
-        groups = np.arange(-(-y.extent // _GROUP), dtype=np.int32) * np.int32(plane * _GROUP)
+        groups = np.arange(-(-y.extent // self.group), dtype=np.int32) * np.int32(plane * self.group)
         return _Copy(copied, start, by, groups)
 
 
@@ -600,7 +631,7 @@ def _flips(rows: bool, columns: bool, packed_rows: bool) -> tuple[tuple[int, int
 
 def integer_product(
     scope: Scope, constants: Iterable[str], views: Mapping[str, Scope], threads: int = 1
-) -> IntegerProduct | None:
+) -> PackedProduct | None:
     """Return the kernel of *scope*, sums of products of bytes and what is computed of them; None if there is none.
 
     Operands in *constants* never change; those in *views* are views of other tensors.
@@ -610,8 +641,18 @@ def integer_product(
         return None
     core, epilogue = _without_units(*found)
     product = match_integer_product(core)
-    if product is None:
-        return None
+    return None if product is None else packed_product(scope, product, epilogue, constants, views, threads)
+
+
+def packed_product(
+    scope: Scope,
+    product: TensorContraction,
+    epilogue: Scalar,
+    constants: Iterable[str],
+    views: Mapping[str, Scope],
+    threads: int,
+) -> PackedProduct | None:
+    """Return the kernel of *scope*: the sums *product* and their *epilogue*, see ``integer_product``."""
     reads = [read_operand(access, views) for access in (product.left, product.right)]
     sides = list(zip(reads, (product.m, product.n), strict=True))
     orders = (sides, sides[::-1])
@@ -640,7 +681,7 @@ def _oriented(
     threads: int,
     first: tuple[OperandRead | None, tuple[Iterator, ...]],
     second: tuple[OperandRead | None, tuple[Iterator, ...]],
-) -> IntegerProduct | None:
+) -> PackedProduct | None:
     """The kernel with rows of the *first* operand; None if an operand is not read so, or too large.
 
     Columns that change have packed results.
@@ -655,7 +696,9 @@ def _oriented(
     outer_columns, columns = merge_strides(ns, (places,))
     by_row, by_column = (places[group[-1]] if group else 1 for group in (rows, columns))
     batch = (*product.batch, *outer_rows, *outer_columns)
-    if (by_column != 1 and b.layout.source not in known) or prod(x.extent for x in batch) > MAX_PRODUCTS:
+    # Columns of results that are apart are transposed, in registers if they are bytes.
+    is_transposed = b.layout.source in known and a.group == 4
+    if (by_column != 1 and not is_transposed) or prod(x.extent for x in batch) > MAX_PRODUCTS:
         return None
     found = _row_steps(
         a,
@@ -671,14 +714,15 @@ def _oriented(
     if copy is not None:
         steps = (offsets(copy.by, order[:-1])[:, None] + copy.groups).reshape(-1)
     elif mode == RowMode.IN_PLACE:
-        steps = np.ascontiguousarray(steps[::_GROUP])
+        steps = np.ascontiguousarray(steps[:: a.group])
     left, right = a.operand(rows, steps, batch, copy), b.operand(columns, b.steps(order, together), batch)
     if max(prod(left.shape), prod(right.shape), prod(right.padded_shape), prod(scope.shape)) > MAX_BYTES:
         return None
     at = (sum(n * places[x] for n, x in zip(point, batch, strict=True)) for point in points(batch))
-    finish = ProductEpilogue(replace(core, summations=()), epilogue, batch, rows, columns, views)
+    kind = "int32" if a.group == 4 else FLOAT32
+    finish = ProductEpilogue(replace(core, summations=()), epilogue, batch, rows, columns, views, kind)
     finish.check()
-    made = IntegerProduct(
+    made = PackedProduct(
         scope,
         left,
         right,
@@ -702,13 +746,14 @@ def _row_steps(
     plain = (k, prod(y.extent for y in k), None)
     if is_packed:
         return RowMode.PACKED, *plain
-    last = k if are_columns_packed or len(k) == 1 else ()  # panels of columns that change have the order of k
+    is_whole = are_columns_packed or len(k) == 1
+    last = k if is_whole and rows.group == 4 else ()  # panels of columns that change have the order of k
     orders = {y: (*(x for x in k if x != y), y) for y in last}
     if not flips and (grouped := next(filter(rows.is_grouped, last), None)) is not None:
         return RowMode.IN_PLACE, orders[grouped], grouped.extent, None
     copies = [(y, copy) for y in last for copy in rows.copies(y)]
     if copies:
-        y, copy = min(copies, key=lambda found: -(-found[0].extent // _GROUP) / found[0].extent)
+        y, copy = min(copies, key=lambda found: -(-found[0].extent // rows.group) / found[0].extent)
         return RowMode.INTERLEAVED, orders[y], y.extent, copy
     return None if rows.pads else (RowMode.GATHERED, *plain)
 

@@ -23,18 +23,19 @@ from weakref import WeakValueDictionary
 import numpy as np
 import tvm_ffi
 
+from einnet_explore.analysis.fused_chain import Chain
 from einnet_explore.analysis.online_softmax import OnlineSoftmax, row_work
 from einnet_explore.analysis.row_nest import RowNest
 from einnet_explore.codegen import versions
 from einnet_explore.codegen.fused_tiling.block_sizes import choose_parts, tileable_chain
-from einnet_explore.codegen.fused_tiling.kernel import BlockedChain, chain_function
+from einnet_explore.codegen.fused_tiling.kernel import chain_function
 from einnet_explore.codegen.preparation import MIN_PARALLEL_ELEMENTS, collapse_dimensions, moved_elements, prepare
 from einnet_explore.codegen.register_tiles import (
     Machine,
     this_machine,
 )
-from einnet_explore.codegen.rows.kernel import Rows, nest_function
-from einnet_explore.codegen.rows.online import OnePass, is_one_pass_faster, online_function
+from einnet_explore.codegen.rows.kernel import nest_function
+from einnet_explore.codegen.rows.online import is_one_pass_faster, online_function
 from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.codegen.tvm.contraction import (
     ContractionPlan,
@@ -166,12 +167,8 @@ class TiledContraction:
         return partial(self.function, *(tvm_ffi.from_dlpack(array.reshape(-1)) for array in given))
 
 
-@dataclass(frozen=True, slots=True)
-class LoopNests:
-    """A loop nest for every reduction and one for the result."""
-
-
-KernelKind: TypeAlias = OnePass | Rows | BlockedChain | LoopNests
+KernelKind: TypeAlias = OnlineSoftmax | RowNest | Chain | None
+"""What a kernel computes in one pass, in blocks of rows or in blocks of a chain; None: loop nests."""
 
 
 @lru_cache(256)
@@ -179,11 +176,10 @@ def kernel_kind(scope: Scope, machine: Machine) -> KernelKind:
     """Return the kind of the float32 kernel of *scope* on *machine*."""
     match row_work(scope):
         case OnlineSoftmax(nest=nest) as online:
-            return OnePass(online) if is_one_pass_faster(online, machine) else Rows(nest)
+            return online if is_one_pass_faster(online, machine) else nest
         case RowNest() as nest:
-            return Rows(nest)
-    chain = tileable_chain(scope, machine)
-    return LoopNests() if chain is None else BlockedChain(chain)
+            return nest
+    return tileable_chain(scope, machine)
 
 
 @dataclass(frozen=True)
@@ -213,7 +209,7 @@ class TvmSource:
     def prepared(self) -> Scope:
         """The scope that the kernel computes: *scope* with as many dimensions merged as possible."""
         ready = prepare(self.scope)
-        return ready if isinstance(self.kind, OnePass | Rows) else collapse_dimensions(ready)
+        return ready if isinstance(self.kind, OnlineSoftmax | RowNest) else collapse_dimensions(ready)
 
     @property
     def shared(self) -> bool:
@@ -221,16 +217,16 @@ class TvmSource:
         if self.threads == 1:
             return False
         match self.kind:
-            case BlockedChain(chain):
+            case Chain() as chain:
                 return any(part.blocks > 1 for part in choose_parts(chain, self.threads, this_machine()))
-            case OnePass() | Rows():
+            case OnlineSoftmax() | RowNest():
                 return True
         return moved_elements(self.prepared) >= MIN_PARALLEL_ELEMENTS
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of inputs and result as the kernel sees them: the same elements in the same order."""
-        if isinstance(self.kind, BlockedChain):
+        if isinstance(self.kind, Chain):
             sizes = {t.name: (prod(t.shape),) for t in tensors(self.scope)}
             return (*(sizes[name] for name in self.inputs), (prod(self.scope.shape),))
         shapes = {t.name: t.shape for t in (*tensors(self.scope), *tensors(self.prepared))}
@@ -241,12 +237,12 @@ class TvmSource:
         """The PrimFunc."""
         inputs, machine = dict(zip(self.inputs, self.shapes, strict=False)), this_machine()
         match self.kind:
-            case BlockedChain(chain):
+            case Chain() as chain:
                 flat = {name: size for name, (size,) in inputs.items()}
                 return chain_function(choose_parts(chain, self.threads, machine), flat, self.threads, machine)
-            case OnePass(online):
+            case OnlineSoftmax() as online:
                 return online_function(online, inputs, self.threads, machine)
-            case Rows(nest):
+            case RowNest() as nest:
                 return nest_function(nest, inputs, self.threads, machine)
         return stages_function(self.prepared, inputs, self.shared)
 

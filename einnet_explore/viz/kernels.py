@@ -11,8 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from einnet_explore.analysis.equations import is_typed
-from einnet_explore.codegen import elementwise
-from einnet_explore.codegen.elementwise import build_functor
+from einnet_explore.codegen.elementwise import aligned_kernel, build_functor
 from einnet_explore.codegen.fusion.cpu import cpu_kernel
 from einnet_explore.codegen.fusion.frame import FusedLayout, lay_out
 from einnet_explore.codegen.fusion.gpu import A100_TARGET, CPU_CORE_TARGET, estimate_fusion, gpu_kernel, gpu_launch
@@ -21,8 +20,7 @@ from einnet_explore.codegen.fusion.plan import FusedKernel, FusedNest, FusedStep
 from einnet_explore.codegen.language.printer import emit
 from einnet_explore.codegen.language.statements import Kernel
 from einnet_explore.codegen.language.values import Type, type_of
-from einnet_explore.codegen.register_tiles import this_machine
-from einnet_explore.codegen.tiling.cost import Hardware, TileCost, TileSearch, cpu_hardware
+from einnet_explore.codegen.tiling.cost import TileCost, TileSearch
 from einnet_explore.codegen.tiling.kernel import tile_contraction
 from einnet_explore.equivalence.value_bounds import scope_range
 from einnet_explore.ir import (
@@ -56,20 +54,18 @@ class KernelText:
 
 
 def elementwise_kernel(equation: Equation, kind: Type, dialect: str) -> Kernel:
-    """Generate an elementwise kernel: vector packs in a grid-stride loop; in C, contiguous elements for each block."""
-    made = build_functor(equation.scope, equation.name, kind)
-    return (
-        elementwise.elementwise_host_kernel(made)
-        if dialect == "c"
-        else elementwise.aligned_kernel(made, prod(equation.scope.shape))
-    )
+    """Generate an elementwise kernel for GPUs: vector packs in a grid-stride loop."""
+    if dialect == "c":
+        raise Refused(f"kernel {equation.name}: grid-stride loops are for GPUs")
+    return aligned_kernel(build_functor(equation.scope, equation.name, kind), prod(equation.scope.shape))
 
 
 def tiled_kernel(equation: Equation, kind: Type, dialect: str) -> Kernel:
-    """Generate a tiled contraction; the best-first search chooses the tile, in C for the caches of a core."""
-    hardware = cpu_hardware(this_machine()) if dialect == "c" else Hardware()
+    """Generate a tiled contraction for GPUs; the best-first search chooses the tile."""
+    if dialect == "c":
+        raise Refused(f"kernel {equation.name}: tiles in shared memory are for GPUs")
     try:
-        return tile_contraction(equation.scope, hardware, kind=kind, name=equation.name).kernel
+        return tile_contraction(equation.scope, kind=kind, name=equation.name).kernel
     except Refused:
         raise
     except ValueError as error:

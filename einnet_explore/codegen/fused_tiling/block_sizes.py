@@ -23,6 +23,7 @@ from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.codegen.tvm.emission import VectorTile
 from einnet_explore.ir import (
     Access,
+    Bound,
     Index,
     IndexLike,
     Iterator,
@@ -36,15 +37,6 @@ from einnet_explore.ir import (
     map_accesses,
 )
 from einnet_explore.support.errors import Refused
-
-
-@dataclass(frozen=True, slots=True)
-class LoopGuard:
-    """The loop values lo <= index < hi for which a stage is computed; elsewhere it is its padding."""
-
-    index: Index
-    lo: int
-    hi: int
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,7 @@ class BlockStage:
     place: Index
     size: int
     value: float
-    guards: Mapping[Iterator, LoopGuard]
+    guards: Mapping[Iterator, Bound]
     border: tuple[tuple[Iterator, ...], ...]
 
     @cached_property
@@ -122,11 +114,11 @@ def block_stage(
 
 def _block_loops(
     chain: Chain, stage: Stage, region: Region
-) -> tuple[list[Iterator], dict[Iterator, LoopGuard], list[tuple[Iterator, ...]]]:
+) -> tuple[list[Iterator], dict[Iterator, Bound], list[tuple[Iterator, ...]]]:
     """Return the traversals of a block of *region*, their guards, and the boxes of padding around them."""
     scope = stage.scope
     own: list[Iterator] = []
-    guards: dict[Iterator, LoopGuard] = {}
+    guards: dict[Iterator, Bound] = {}
     border: list[tuple[Iterator, ...]] = []
     outside = {
         x
@@ -150,7 +142,7 @@ def _block_loops(
             where = origin + y
             least, most = where.bounds
             if (least < x.lo or most >= x.hi) and (stage is chain.result or x in outside or any(padding[d])):
-                guards[y] = LoopGuard(where, x.lo, x.hi)
+                guards[y] = Bound(where, x.lo, x.hi)
         own.append(y)
     return own, guards, border
 

@@ -20,13 +20,11 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from einnet_explore.analysis.fused_chain import Chain
 from einnet_explore.analysis.indices import substitute
 from einnet_explore.codegen.fused_tiling.block_sizes import (
     RESULT_MEMORY,
     BlockStage,
     ChainPart,
-    LoopGuard,
     StageProduct,
     block_stages,
     collapse_loops,
@@ -55,6 +53,7 @@ from einnet_explore.codegen.tvm.emission import (
 from einnet_explore.ir import (
     Access,
     Apply,
+    Bound,
     Compare,
     Const,
     Index,
@@ -72,13 +71,6 @@ from einnet_explore.ir import (
 from einnet_explore.support.lazy_modules import LazyModule
 
 tirx, T = LazyModule("tvm.tirx"), LazyModule("tvm.tirx.script.builder.ir")
-
-
-@dataclass(frozen=True, slots=True)
-class BlockedChain:
-    """Stages with products among them, computed block by block of what they share."""
-
-    chain: Chain
 
 
 @dataclass(frozen=True)
@@ -111,13 +103,13 @@ class BlockWriter:
 
         return tvm_expression(map_accesses(body, load_access), {**self.block, **env}, element)
 
-    def holds(self, guard: LoopGuard, env: Environment) -> TvmObject:
+    def holds(self, guard: Bound, env: Environment) -> TvmObject:
         """Return the condition that *guard* admits its loop's value."""
         at = self.at(guard.index, env)
         return tirx.all(at >= guard.lo, at < guard.hi)
 
     def loops(
-        self, over: Iterable[Iterator], guards: Mapping[Iterator, LoopGuard], inside: ExitStack
+        self, over: Iterable[Iterator], guards: Mapping[Iterator, Bound], inside: ExitStack
     ) -> dict[Iterator, TvmObject]:
         """Enter loops over *over* into *inside*, each with the condition of its guard."""
         env: dict[Iterator, TvmObject] = {}

@@ -22,9 +22,9 @@ from einnet_explore.codegen.language.statements import (
     Assign,
     Comment,
     Declare,
-    For,
     Kernel,
     LocalArray,
+    LoopHint,
     Statement,
     Store,
     StoreTransposed,
@@ -142,8 +142,8 @@ class PointRow:
         """Return loops of *body* over lanes, which are split where guards end."""
         lane = writer.var("lane")
         inside = tuple(body(self.at(frame, lane), lane))
-        loop = For(lane, Literal(0, I64), self.number, Literal(1, I64), inside, simd=True)
-        loop = replace(loop, vector=isinstance(self.number, Literal))
+        hint: LoopHint = "vector" if isinstance(self.number, Literal) else "simd"
+        loop = counted_loop(lane, self.number, *inside, hint=hint)
         return split_at_guards(loop, writer.var("first"), writer.var("last"))
 
 
@@ -213,10 +213,7 @@ class LaneWriter(LoopWriter):
         def pieces(f: EmissionState) -> list[Statement]:
             rest = self.flat.extents[sums[-1]] - whole
             ends = [vectors(f, Literal(whole, I64), rest)] if rest else []
-            return [
-                *ends,
-                For(last, Literal(0, I64), Literal(whole, I64), Literal(side, I64), (vectors(f, last, side),)),
-            ]
+            return [*ends, counted_loop(last, whole, vectors(f, last, side), step=side)]
 
         out: list[Statement] = [LocalArray(array) for array in (*tiles.values(), *columns.values())]
         out.append(each_point(*(Store(tiles[s.name], point * side + lane, frame.total(s)[1]) for s in nest.steps)))
@@ -280,7 +277,7 @@ class LaneWriter(LoopWriter):
                         s for n in range(together) for s in join(g.standing(sums[-1], var + n), lane, parts)
                     ],
                 )  # fmt: skip
-                return For(var, begin, end, Literal(together, I64), added)
+                return counted_loop(var, end, *added, start=begin, step=together)
 
             var, whole = self.var(sums[-1].name), self.var("whole")
             yield from lanes.loop(self, f, clear_parts)
@@ -301,9 +298,9 @@ class LaneWriter(LoopWriter):
             else:
                 step = Literal(BLOCK_LANES, I64)
                 body.append(Declare(blocks, row.number - row.number % BLOCK_LANES))
-                body.append(For(first, Literal(0, I64), blocks, step, tuple(block(f, first, step))))
+                body.append(counted_loop(first, blocks, *block(f, first, step), step=step))
                 body += block(f, blocks, row.number - blocks)
-            return [For(chunk, Literal(0, I64), f.extent(sums[-1]), Literal(CHUNK_ROWS, I64), tuple(body))]
+            return [counted_loop(chunk, f.extent(sums[-1]), *body, step=CHUNK_ROWS)]
 
         def finish(f: EmissionState, lane: Expr) -> list[Statement]:
             return self._finish(f, ((s, totals[s.name][lane]) for s in reduced), lane, keep)
@@ -458,8 +455,7 @@ class _CpuWriter(LaneWriter):
             if sums:
                 start, stop, var = self._chunk, self.var("stop"), self.var(sums[-1].name)
                 made.append(Declare(stop, minimum(f.extent(sums[-1]), start + CHUNK_ELEMENTS)))
-                inside = tuple(row(f.standing(sums[-1], var)))
-                made.append(For(var, start, stop, Literal(1, I64), inside, simd=True))
+                made.append(counted_loop(var, stop, *row(f.standing(sums[-1], var)), start=start, hint="simd"))
             else:
                 made += row(f)
             for s in reduced:
@@ -470,8 +466,7 @@ class _CpuWriter(LaneWriter):
         def chunks(f: EmissionState) -> list[Statement]:
             if not sums:
                 return rows(f)
-            end, step = f.extent(sums[-1]), Literal(CHUNK_ELEMENTS, I64)
-            return [For(self._chunk, Literal(0, I64), end, step, tuple(rows(f)))]
+            return [counted_loop(self._chunk, f.extent(sums[-1]), *rows(f), step=CHUNK_ELEMENTS)]
 
         return out + self.loops(frame, sums[:-1], chunks), totals
 
@@ -485,4 +480,4 @@ class _CpuWriter(LaneWriter):
         row = PointRow(lane, begin, number)
         body: list[Statement] = [Declare(number, minimum(frame.extent(lane) - begin, self.row_points))]
         body += self.reduce_by_lane(frame, nest, row, ())
-        return [For(begin, Literal(0, I64), frame.extent(lane), Literal(self.row_points, I64), tuple(body))]
+        return [counted_loop(begin, frame.extent(lane), *body, step=self.row_points)]

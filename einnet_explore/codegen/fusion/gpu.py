@@ -46,14 +46,15 @@ from einnet_explore.codegen.language.statements import (
     Barrier,
     Comment,
     Declare,
-    For,
     If,
     Kernel,
     LocalArray,
     Statement,
     Store,
+    counted_loop,
 )
 from einnet_explore.codegen.language.values import (
+    F32,
     I32,
     I64,
     Array,
@@ -259,7 +260,7 @@ class GpuWriter(LoopWriter):
         for step, part, tree in pairs:
             n = self.var("row", I32)
             joined = Assign(part, join_values(step, part, tree[_THREAD + n * team]))
-            here.append(For(n, literal(1), literal(rows), literal(1), (joined,), unroll=True))
+            here.append(counted_loop(n, rows, joined, start=1, hint="unroll"))
             if rest:
                 over = Assign(part, join_values(step, part, tree[_THREAD + rows * team]))
                 here.append(If(self.lane.lt(rest), (over,)))
@@ -271,7 +272,7 @@ class GpuWriter(LoopWriter):
             n, total = self.var("row", I32), self.var(f"total {step.name}", part.type)
             first = _THREAD - self.lane if self.points > 1 else literal(0)
             joined = Assign(total, join_values(step, total, tree[first + n]))
-            out += [Declare(total, tree[first]), For(n, literal(1), literal(team), literal(1), (joined,), unroll=True)]
+            out += [Declare(total, tree[first]), counted_loop(n, team, joined, start=1, hint="unroll")]
             totals.append((step, total))
         return totals, out
 
@@ -291,8 +292,8 @@ class GpuWriter(LoopWriter):
             total = total * frame.extent(x)
         flat = self.var("element", frame.wide)
         here, made = self.split_position(frame, left, flat)
-        start, step = cast(frame.wide, self.lane), Literal(self.threads, frame.wide)
-        return [For(flat, start, total, step, (*made, *body(here)))]
+        start = cast(frame.wide, self.lane)
+        return [counted_loop(flat, total, *made, *body(here), start=start, step=self.threads)]
 
     def _point(self, frame: EmissionState, nest: FusedNest) -> list[Statement]:
         """Write *nest* at one point of its traversals, by one thread."""
@@ -374,17 +375,17 @@ class FusionEstimate:
         return f"{self.target.name}: {blocks} on {units}, {times}: {said}"
 
 
-def estimate_fusion(flat: FusedLayout, target: FusionTarget, itemsize: int = 4) -> FusionEstimate:
-    """Return both estimates for *flat* on *target*, for elements of *itemsize* bytes."""
+def estimate_fusion(flat: FusedLayout, target: FusionTarget) -> FusionEstimate:
+    """Return both estimates for *flat* on *target*, for elements of float32."""
     fused = flat.fused
     blocks = gpu_blocks(flat, FUSED_THREADS) if target.units > 1 else flat.points
     used = min(1.0, blocks / target.units) or 1.0
-    first, again = (n * itemsize for n in _memory_traffic(fused, flat.sizes))
+    first, again = (n * F32.size for n in _memory_traffic(fused, flat.sizes))
     working = min(first, first * target.units / max(1, blocks))
     rate = target.cache if working <= target.cache_bytes else target.memory
     waits = fused.barriers * target.wait * max(1.0, blocks / target.units / 8)
     one = target.launch + first / (target.memory * used) + again / (rate * used) + waits
-    return FusionEstimate(one, _unfused_seconds(fused, flat.sizes, target, itemsize), blocks, target)
+    return FusionEstimate(one, _unfused_seconds(fused, flat.sizes, target), blocks, target)
 
 
 def _memory_traffic(fused: FusedKernel, sizes: Mapping[Iterator, int]) -> tuple[int, int]:
@@ -414,10 +415,10 @@ def _touched_elements(fused: FusedKernel, sizes: Mapping[Iterator, int], steps: 
     return out
 
 
-def _unfused_seconds(fused: FusedKernel, sizes: Mapping[Iterator, int], target: FusionTarget, itemsize: int) -> float:
+def _unfused_seconds(fused: FusedKernel, sizes: Mapping[Iterator, int], target: FusionTarget) -> float:
     seconds = 0.0
     for operation in fused.operations:
         elements = prod(sizes[x] for x in operation.scope.traversals)
         elements += sum(prod(sizes[x] for x in {x for i in a.index for x in i.iterators}) for a in operation.reads)
-        seconds += target.launch + elements * itemsize / target.memory
+        seconds += target.launch + elements * F32.size / target.memory
     return seconds

@@ -31,6 +31,7 @@ from einnet_explore.codegen.language.statements import (
     Kernel,
     LocalArray,
     Statement,
+    counted_loop,
 )
 from einnet_explore.codegen.language.values import Array, Expr, Literal, Type, cast, type_of
 from einnet_explore.ir import Iterator, accesses
@@ -306,7 +307,7 @@ class RegisterWriter(GpuWriter):
             q = self.var("pack", wide)
             start = thread + share.kept * share.threads
             streamed = tuple(self._pack(frame, q, loads, stores, {}, body))
-            out.append(For(q, start, Literal(share.packs, wide), Literal(share.threads, wide), streamed))
+            out.append(counted_loop(q, share.packs, *streamed, start=start, step=share.threads))
         return out
 
     def _through_shared_memory(
@@ -373,17 +374,16 @@ class RegisterWriter(GpuWriter):
         """
         share = self.share
         full = min(stop, share.packs // share.threads)
-        zero, one = Literal(0, wide), Literal(1, wide)
         out: list[Statement] = []
 
         def unrolled(first: Expr, count: int) -> For:
             k = self.var("held", wide)
-            return For(k, zero, Literal(count, wide), one, tuple(make(first + k)), unroll=True)
+            return counted_loop(k, count, *make(first + k), hint="unroll")
 
         groups, rest = divmod(max(0, full - start), together)
         if groups:
             g = self.var("group", wide)
-            out.append(For(g, zero, Literal(groups, wide), one, (unrolled(start + g * together, together),)))
+            out.append(counted_loop(g, groups, unrolled(start + g * together, together)))
         if rest:
             out.append(unrolled(Literal(full - rest, wide), rest))
         if start <= full < stop and share.packs > full * share.threads:
@@ -420,7 +420,7 @@ class RegisterWriter(GpuWriter):
         near = {m: (array, first + j) for m, (array, first) in {**held, **own}.items()}
         here, made = self.split_position(frame, self.inner, at * share.pack + j)
         inside = (*made, *body(replace(here, near=near)))
-        out.append(For(j, Literal(0, wide), Literal(share.pack, wide), Literal(1, wide), inside, unroll=True))
+        out.append(counted_loop(j, share.pack, *inside, hint="unroll"))
         out += [self._copy(frame, m, at, own[m], True) for m in stores]
         out += [Copy(*place, *own[m], share.pack) for m, place in after.items()]
         return out

@@ -204,8 +204,8 @@ class _Block:
         )
         # The first dimension runs fastest, as it does on a GPU; a barrier's promise is that threads are independent.
         for d in dims:
-            simd = d == dims[0] and not any(isinstance(s, For) for s in all_statements(run))
-            body = (For(_thread(d), Literal(0, I32), Literal(sizes[d], I32), Literal(1, I32), body, simd=simd),)
+            is_simd = d == dims[0] and not any(isinstance(s, For) for s in all_statements(run))
+            body = (counted_loop(_thread(d), sizes[d], *body, hint="simd" if is_simd else None),)
         yield from body
 
 
@@ -436,7 +436,7 @@ class _Printer(MemoryPrinter):
     def _for(self, s: For) -> Iterable[str]:
         var = self.names.of(s.var.name)
         bounds = [integer_constant(e) for e in (s.start, s.stop, s.step)]
-        if s.unroll and None not in bounds:
+        if s.hint == "unroll" and None not in bounds:
             start, stop, step = (b or 0 for b in bounds)
             trips = max(1, -(-(stop - start) // step))
             # LLVM 14, as pocl runs it, loses the condition around such a loop where another one is inside: it writes
@@ -445,7 +445,7 @@ class _Printer(MemoryPrinter):
             if trips <= _MAX_UNROLLED_TRIPS and not lost:
                 yield f"#pragma GCC unroll {trips}" if self.dialect is C else "#pragma unroll"
         extrema: dict[str, str] = {}
-        if s.simd and self.dialect is C:
+        if s.hint in ("simd", "vector") and self.dialect is C:
             found = simd_reductions(s)
             joined = [f"reduction({op}:{', '.join(map(self.names.of, names))})" for op, names in found.items()]
             floating = {a.var.name for a in s.body if isinstance(a, Assign) and a.var.type.kind == "float"}
@@ -455,7 +455,7 @@ class _Printer(MemoryPrinter):
             yield from (f"int {odd} = {self.names.of(v)} != {self.names.of(v)};" for v, odd in extrema.items())
             if extrema:
                 joined.append(f"reduction(|:{', '.join(extrema.values())})")
-            yield " ".join(("#pragma omp simd", *joined)) if joined or s.vector else "#pragma GCC ivdep"
+            yield " ".join(("#pragma omp simd", *joined)) if joined or s.hint == "vector" else "#pragma GCC ivdep"
         kind = self.dialect.spell(s.var.type)
         advance = f"++{var}" if bounds[2] == 1 else f"{var} += {self.expr(s.step)}"
         yield f"for ({kind} {var} = {self.expr(s.start)}; {var} < {self.expr(s.stop, 8)}; {advance}) {{"

@@ -30,6 +30,7 @@ from einnet_explore.codegen.language.values import (
     Var,
     binary_operation,
     cast,
+    conjunction,
 )
 from einnet_explore.ir.node import Node, node
 from einnet_explore.support.errors import Refused
@@ -215,22 +216,21 @@ class Prefetch(Node):
     write: bool = False
 
 
+LoopHint: TypeAlias = typing.Literal["unroll", "simd", "vector"]
+"""``unroll`` where the trip count is known; ``simd``: iterations are independent except for reductions; ``vector``: and
+they are one vector, which compilers would split otherwise."""
+
+
 @node
 class For(Node):
-    """for (var = start; var < stop; var += step), *step* positive; *unroll* where the trip count is known.
-
-    *simd*: iterations are independent except for reductions.  *vector*: all iterations are one vector, which compilers
-    would split otherwise.
-    """
+    """for (var = start; var < stop; var += step), *step* positive."""
 
     var: Var
     start: Expr
     stop: Expr
     step: Expr
     body: tuple[Statement, ...]
-    unroll: bool = False
-    simd: bool = False
-    vector: bool = False
+    hint: LoopHint | None = None
 
 
 @node
@@ -279,16 +279,23 @@ Statement: TypeAlias = (
 )
 
 
-LoopHint: TypeAlias = typing.Literal["unroll", "simd", "vector"]
+def counted_loop(
+    var: Var,
+    stop: int | Expr,
+    *body: Statement,
+    start: int | Expr = 0,
+    step: int | Expr = 1,
+    hint: LoopHint | None = None,
+) -> For:
+    """Return *body* for var in start … stop-1, by *step*; numbers have the type of *var*."""
+    first, end, by = (n if isinstance(n, Expr) else Literal(n, var.kind) for n in (start, stop, step))
+    return For(var, first, end, by, body, hint)
 
 
-def counted_loop(var: Var, stop: int | Expr, *body: Statement, hint: LoopHint | None = None) -> For:
-    """for var in 0 … stop-1; *hint* sets the flag of ``For`` with that name."""
-    end = stop if isinstance(stop, Expr) else Literal(stop, var.kind)
-    vector = hint == "vector"
-    return For(
-        var, Literal(0, var.kind), end, Literal(1, var.kind), body, hint == "unroll", hint == "simd" or vector, vector
-    )
+def where_all(tests: Iterable[Expr], *body: Statement) -> tuple[Statement, ...]:
+    """Return *body* under the condition that all *tests* hold, if there are any."""
+    test = conjunction(*tests)
+    return body if test is None else (If(test, body),)
 
 
 def nested_bodies(statement: Statement) -> tuple[tuple[Statement, ...], ...]:
@@ -344,6 +351,11 @@ class Kernel(Node):
         for p in self.params:
             if isinstance(p, Array) and p.space != "global":
                 raise Refused(f"kernel {self.name}: parameter {p.name} is a {p.space} array")
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the arrays that are only read, in the order of the parameters."""
+        return tuple(p.name for p in self.params if isinstance(p, Array) and p.const)
 
     @property
     def threads(self) -> int:

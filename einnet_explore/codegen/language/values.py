@@ -7,6 +7,7 @@ float32.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import isfinite
 from typing import TypeAlias
 
@@ -77,6 +78,14 @@ ARITHMETIC = ("+", "-", "*", "/", "%", "&", "|", "^", "<<", ">>")
 LOGIC = ("&&", "||")
 
 
+def _operation(op: str) -> Callable[[Expr, ExprLike], Expr]:
+    return lambda left, right: binary_operation(op, left, right)
+
+
+def _reversed_operation(op: str) -> Callable[[Expr, ExprLike], Expr]:
+    return lambda right, left: binary_operation(op, left, right)
+
+
 class Expr(Node):
     """Base of all expressions; arithmetic operators and the comparison methods build new ones."""
 
@@ -87,63 +96,17 @@ class Expr(Node):
         """The type of the value."""
         raise NotImplementedError
 
-    def __add__(self, other: ExprLike) -> Expr:
-        return binary_operation("+", self, other)
-
-    def __radd__(self, other: ExprLike) -> Expr:
-        return binary_operation("+", other, self)
-
-    def __sub__(self, other: ExprLike) -> Expr:
-        return binary_operation("-", self, other)
-
-    def __rsub__(self, other: ExprLike) -> Expr:
-        return binary_operation("-", other, self)
-
-    def __mul__(self, other: ExprLike) -> Expr:
-        return binary_operation("*", self, other)
-
-    def __rmul__(self, other: ExprLike) -> Expr:
-        return binary_operation("*", other, self)
-
-    def __truediv__(self, other: ExprLike) -> Expr:
-        return binary_operation("/", self, other)
-
-    def __rtruediv__(self, other: ExprLike) -> Expr:
-        return binary_operation("/", other, self)
-
-    def __floordiv__(self, other: ExprLike) -> Expr:
-        """C's division of integers: it truncates, so it rounds down only for nonnegative operands."""
-        return binary_operation("/", self, other)
-
-    def __mod__(self, other: ExprLike) -> Expr:
-        return binary_operation("%", self, other)
+    __add__, __radd__ = _operation("+"), _reversed_operation("+")
+    __sub__, __rsub__ = _operation("-"), _reversed_operation("-")
+    __mul__, __rmul__ = _operation("*"), _reversed_operation("*")
+    __truediv__, __rtruediv__ = _operation("/"), _reversed_operation("/")
+    __floordiv__ = _operation("/")
+    """C's division of integers: it truncates, so it rounds down only for nonnegative operands."""
+    __mod__ = _operation("%")
+    lt, le, ge, gt, eq, ne = map(_operation, ("<", "<=", ">=", ">", "==", "!="))
 
     def __neg__(self) -> Expr:
         return Unary("-", self)
-
-    def lt(self, other: ExprLike) -> Expr:
-        """self < other."""
-        return binary_operation("<", self, other)
-
-    def le(self, other: ExprLike) -> Expr:
-        """self <= other."""
-        return binary_operation("<=", self, other)
-
-    def ge(self, other: ExprLike) -> Expr:
-        """self >= other."""
-        return binary_operation(">=", self, other)
-
-    def gt(self, other: ExprLike) -> Expr:
-        """self > other."""
-        return binary_operation(">", self, other)
-
-    def eq(self, other: ExprLike) -> Expr:
-        """self == other."""
-        return binary_operation("==", self, other)
-
-    def ne(self, other: ExprLike) -> Expr:
-        """self != other."""
-        return binary_operation("!=", self, other)
 
 
 ExprLike: TypeAlias = "Expr | int | float"

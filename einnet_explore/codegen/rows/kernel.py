@@ -194,13 +194,6 @@ def band_depth(band: BandNode) -> int:
     return prod(s.extent for s in band.sums)
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Band products, reductions of rows and their readers, for blocks of rows."""
-
-    nest: RowNest
-
-
 _RowStep: TypeAlias = tuple[Callable[[TvmObject], TvmObject], Callable[[TvmObject, TvmObject, TvmObject], None]]
 """A value by its position in the row, and its use."""
 

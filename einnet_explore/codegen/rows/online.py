@@ -42,13 +42,6 @@ MAX_BLOCK_COLUMNS = 512
 """Columns of a block, at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class OnePass:
-    """A softmax-weighted sum in one pass over its columns."""
-
-    online: OnlineSoftmax
-
-
 def online_block(online: OnlineSoftmax, machine: Machine) -> tuple[int, int]:
     """Return (rows, columns) of a block: values fit the first-level cache, scores the second-level one."""
     nest = online.nest

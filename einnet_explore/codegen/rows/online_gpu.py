@@ -39,7 +39,6 @@ from einnet_explore.codegen.language.statements import (
     Comment,
     Copy,
     Declare,
-    For,
     If,
     Kernel,
     LocalArray,
@@ -195,18 +194,14 @@ class OnlineWriter:
         return {name: node for name, node in nodes.items() if isinstance(node, ColumnNode)}
 
     @cached_property
-    def inputs(self) -> tuple[Tensor, ...]:
-        """The tensors that are read, in the order of the kernel's parameters."""
+    def memory(self) -> dict[str, Array]:
+        """The arrays of the tensors that are read."""
         (band,) = score_products(self.online).values()
         columns = [node.right for node in self.columns.values()]
         bodies = (band.left, band.right, *columns, self.online.score, self.product.right, self.nest.scale)
-        found = (a.source for body in bodies for a in accesses(body))
-        return tuple({s.name: s for s in found if isinstance(s, Tensor) and not s.name.startswith("#")}.values())
-
-    @cached_property
-    def memory(self) -> dict[str, Array]:
-        """Every input's array."""
-        return {t.name: Array(t.name, F32, prod(t.shape), const=True) for t in self.inputs}
+        found = [a.source for body in bodies for a in accesses(body)]
+        read = {s.name: s for s in found if isinstance(s, Tensor) and not s.name.startswith("#")}
+        return {name: Array(name, F32, prod(t.shape), const=True) for name, t in read.items()}
 
     @cached_property
     def result(self) -> Array:
@@ -300,7 +295,7 @@ class OnlineWriter:
             *self._places(),
             *self._load("left", band.left, self.row, band.sums, t.depth, t.pitch),
             *(self._clear(*each) for each in (("sums", 0.0), ("total", 0.0), ("largest", LOWEST_SCORE))),
-            For(_FIRST, _int(0), _int(self.seen), _int(t.columns), steps),
+            counted_loop(_FIRST, self.seen, *steps, step=t.columns),
             Comment("result"),
             *self._write(),
         )
@@ -361,7 +356,7 @@ class OnlineWriter:
             Declare(place, number % width * size),
             *copy_async(tile, line * pitch + place, value, size),
         )
-        return (For(number, _THREAD, _int(lines * width), _int(LANES * self.tile.threads), load),)
+        return (counted_loop(number, lines * width, *load, start=_THREAD, step=LANES * self.tile.threads),)
 
     def _load_columns(self) -> Iterable[Statement]:
         for name, node in self.columns.items():
@@ -373,7 +368,7 @@ class OnlineWriter:
         array = self._arrays[name]
         return counted_loop(_TERM, array.size, Store(array, _TERM, literal(value, F32)), hint="unroll")
 
-    def _each_row(self, *body: Statement) -> For:
+    def _each_row(self, *body: Statement) -> Statement:
         return counted_loop(_ROW, self.tile.steps, *body, hint="unroll")
 
     def _load_rows(self, tile: Array, pitch: int) -> Statement:
@@ -502,13 +497,10 @@ def _are_neighbours(body: Scalar, inner: tuple[Iterator, ...]) -> bool:
     return reads_packs(body, inner[0], PACK)
 
 
-def online_kernel(
-    online: OnlineSoftmax, name: str, groups: int = 1, tile: OnlineTile | None = None
-) -> tuple[tuple[Tensor, ...], Kernel]:
-    """Return the inputs of *online*, in the order of the parameters, and its kernel *name* in blocks of *tile*.
+def online_kernel(online: OnlineSoftmax, name: str, groups: int = 1, tile: OnlineTile | None = None) -> Kernel:
+    """Return the kernel *name* of *online* in blocks of *tile*: its tensors, then the result.
 
     By default ``online_tile`` chooses the tile for *groups* multiprocessors.  Raises Refused if none fits, or if scores
     are no elementwise function of one product.
     """
-    writer = OnlineWriter(online, tile or online_tile(online, groups))
-    return writer.inputs, writer.kernel(name)
+    return OnlineWriter(online, tile or online_tile(online, groups)).kernel(name)

@@ -22,7 +22,6 @@ from heapq import heappop, heappush
 from math import prod
 
 from einnet_explore.analysis.flattening import FlattenedScope, flatten_scope
-from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.codegen.sum_of_products import SUM_RESULT, normalize_ranges, split_epilogue
 from einnet_explore.codegen.tiling.shared_layout import (
     ThreadLayout,
@@ -88,10 +87,9 @@ class Hardware:
 
     *width*: bytes of one memory transaction. *memory*: bytes for a group's inputs, *registers*: bytes for its sums.
     *goal*: FLOPs a byte from which memory is no longer the bottleneck. *groups*: groups that fill the device.
-    *managed*: the program itself loads inputs into *memory*; otherwise it is a cache of lines. *square*: threads are
-    spread over the result so that each holds a nearly square block, which minimises the elements read for each
-    product. *stages*: tiles of inputs that are kept at a time, each of at most *memory* bytes: with two, the next one
-    is copied asynchronously while the previous one is used.
+    *square*: threads are spread over the result so that each holds a nearly square block, which minimises the elements
+    read for each product. *stages*: tiles of inputs that are kept at a time, each of at most *memory* bytes: with two,
+    the next one is copied asynchronously while the previous one is used.
     """
 
     threads: int = 256
@@ -100,7 +98,6 @@ class Hardware:
     registers: int = 16384
     goal: float = 20
     groups: int = 20
-    managed: bool = True
     square: bool = False
     stages: int = 1
 
@@ -116,22 +113,6 @@ class Hardware:
     def spread_threads(self, table: FlattenedScope, tile: Sequence[int]) -> ThreadLayout:
         """Return the layout of the threads of a group over *tile*."""
         return (square_thread_layout if self.square else thread_layout)(table, tile, self.threads)
-
-
-def cpu_hardware(machine: Machine, cores: int = 1) -> Hardware:
-    """Return a CPU as such a device: a group is a core, its sums are in vector registers, its inputs in the L1 cache.
-
-    The goal compares two operations a lane and multiply-add with the bandwidth of the second-level cache.
-    """
-    return Hardware(
-        threads=1,
-        width=machine.lanes * 4,
-        memory=machine.l1,
-        registers=machine.registers * machine.lanes * 4,
-        goal=2 * machine.fma_per_cycle * machine.lanes / machine.l2_bytes,
-        groups=cores,
-        managed=False,
-    )
 
 
 TileSizes = tuple[int, ...]
@@ -274,9 +255,8 @@ def _column_bytes(problem: TilingProblem, column: int, tile: TileSizes, hardware
     """(bytes kept, bytes in transactions) of a column."""
     table = problem.table
     lines = transaction_count(merge_iterators(table, table.columns[column], tile), hardware.width, problem.element)
-    moved = lines * hardware.width
-    kept = local_layout(table, table.columns[column], tile).size * problem.element if hardware.managed else moved
-    return kept, moved
+    kept = local_layout(table, table.columns[column], tile).size * problem.element
+    return kept, lines * hardware.width
 
 
 @lru_cache(1 << 14)
@@ -322,25 +302,6 @@ def search_best_first(problem: TilingProblem, hardware: Hardware) -> TileSearch:
             if not found.rejected:
                 heappush(heap, _heap_entry(found))
     return TileSearch(tuple(visited), next(c for c in reversed(visited) if c.score == best))
-
-
-def search_exhaustively(problem: TilingProblem, hardware: Hardware) -> TileSearch:
-    """Visit every size reached by doubling; rejected ones are not doubled, since no larger size fits either.
-
-    Ties prefer more FLOPs a byte, then fewer bytes of inputs, then the lexicographically smaller size. Raises
-    ValueError if not even single elements fit.
-    """
-    first = _smallest_tile(problem, hardware)
-    found, todo = {first.tile: first}, [first]
-    while todo:
-        for tile in _doublings(problem, todo.pop().tile):
-            if tile not in found:
-                found[tile] = cost = tile_cost(problem, tile, hardware)
-                if not cost.rejected:
-                    todo.append(cost)
-    good = (c for c in found.values() if not c.rejected)
-    chosen = min(good, key=lambda c: (-c.score, -c.flops_per_byte, c.sm, c.tile))
-    return TileSearch(tuple(found.values()), chosen)
 
 
 def _smallest_tile(problem: TilingProblem, hardware: Hardware) -> TileCost:

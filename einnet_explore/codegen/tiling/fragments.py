@@ -39,7 +39,6 @@ from einnet_explore.codegen.language.statements import (
     Comment,
     Copy,
     Declare,
-    For,
     FragmentProduct,
     If,
     Kernel,
@@ -48,6 +47,7 @@ from einnet_explore.codegen.language.statements import (
     Store,
     counted_loop,
     fragment_places,
+    where_all,
 )
 from einnet_explore.codegen.language.values import (
     F16,
@@ -95,16 +95,8 @@ _ROW, _COLUMN, _RESIDUE, _WARP = (Var(f":{name}") for name in ("first row", "fir
 IteratorPlaces = dict[Iterator, Expr]
 
 
-@dataclass(frozen=True)
-class FragmentContraction:
-    """A contraction on tensor cores: *inputs* are the parameters of its *kernel*, in order, then the result."""
-
-    inputs: tuple[Tensor, ...]
-    kernel: Kernel
-
-
-def fragment_contraction(scope: Scope, name: str, kinds: Mapping[str, Type]) -> FragmentContraction:
-    """Return *scope* as a kernel that writes the tensor *name*; *kinds* has the types of tensors.
+def fragment_contraction(scope: Scope, name: str, kinds: Mapping[str, Type]) -> Kernel:
+    """Return *scope* as a kernel: tensors, then the result, the tensor *name*; *kinds* has their types.
 
     Raises Refused for anything but a sum of products of two tensors of halves, and for small extents.
     """
@@ -112,8 +104,7 @@ def fragment_contraction(scope: Scope, name: str, kinds: Mapping[str, Type]) -> 
         found = as_contraction(scope)
     except ValueError as error:
         raise Refused(str(error)) from None
-    writer = _Writer(found, TensorContraction.of(found.core), kinds, name)
-    return FragmentContraction(writer.tensors, writer.kernel())
+    return _Writer(found, TensorContraction.of(found.core), kinds, name).kernel()
 
 
 @dataclass(frozen=True)
@@ -210,7 +201,7 @@ class _Writer:
             *self._places(counts),
             Comment("clear"),
             counted_loop(n, sums.size, Store(sums, n, literal(0.0, F32)), hint="unroll"),
-            For(start, Literal(0, I32), Literal(self.depth, I32), Literal(DEPTH, I32), steps),
+            counted_loop(start, self.depth, *steps, step=DEPTH),
             Comment("post-operations and write"),
             self._write(sums),
         )
@@ -286,7 +277,7 @@ class _Writer:
             body.append(Store(tile, target, value if test is None else select(test, value, literal(0.0, F32))))
         count = SIDE // height * (DEPTH // width)
         yield Comment(f"load {tile.name.replace('_', ' ')}")
-        yield For(number, _THREAD, Literal(count, I32), Literal(THREADS, I32), tuple(body))
+        yield counted_loop(number, count, *body, start=_THREAD, step=THREADS)
 
     def _pack_axis(self, access: Access, is_left: bool) -> str:
         """Return where packs of neighbours lie at multiples of their size: along "depth", along "rows", or nowhere."""
@@ -333,8 +324,7 @@ class _Writer:
             value = lower_scalar(self.contraction.epilogue, at, read, F32)
             index = tuple(map(as_index, self.product.scope.traversals))
             store = Store(result, element_address(self.product.scope.shape, index, at, I32), value)
-            test = conjunction(*tests)
-            body.append(store if test is None else If(test, (store,)))
+            body += where_all(tests, store)
         inner = counted_loop(j, WARP_SIDE // FRAGMENT_COLUMNS, *body, hint="unroll")
         return counted_loop(i, WARP_SIDE // FRAGMENT_ROWS, inner, hint="unroll")
 

@@ -2,8 +2,7 @@
 
 A block computes one tile of the result.  Its threads load the tiles of the inputs together, one after the other, or the
 next one while the previous one is used.  Then each of them adds to sums of its own.  Threads that share a result hold
-partial sums, which are rolled up in shared memory.  On a device with a cache instead of shared memory threads read
-elements in place.
+partial sums, which are rolled up in shared memory.
 Source: PlaidML's automatic kernel generation (threading, code generation).
 """
 
@@ -29,7 +28,6 @@ from einnet_explore.codegen.language.statements import (
     Comment,
     Copy,
     Declare,
-    For,
     If,
     Kernel,
     LocalArray,
@@ -37,6 +35,7 @@ from einnet_explore.codegen.language.statements import (
     Statement,
     Store,
     counted_loop,
+    where_all,
 )
 from einnet_explore.codegen.language.values import (
     F32,
@@ -52,7 +51,6 @@ from einnet_explore.codegen.language.values import (
     Var,
     binary_operation,
     call,
-    conjunction,
     literal,
 )
 from einnet_explore.codegen.sum_of_products import SUM_RESULT
@@ -205,7 +203,7 @@ class TileLoader(TileFrame):
     def turning(self) -> int | None:
         """The row whose tiles alternate between two halves of an array, to overlap loads with arithmetic, or None."""
         hardware = self.cost.hardware
-        if not hardware.managed or hardware.stages < 2 or self.kind.size not in (4, 8) or self.threads.threads == 1:
+        if hardware.stages < 2 or self.kind.size not in (4, 8) or self.threads.threads == 1:
             return None
         rows = [n for n, c in enumerate(self.counts) if c > 1 and not self.output(n)]
         return rows[0] if len(rows) == 1 else None
@@ -229,12 +227,12 @@ class TileLoader(TileFrame):
         number = Var(f"{i.column.name}_element")
         base = [(later or {}).get(n, b) for n, b in enumerate(self.base)]
         place, value = i.loaded(number, base, self.source(i.access), self.kind, self.wide)
-        step = Literal(self.threads.threads, I32)
-        end = Literal(i.layout.elements, I32)
-        start: Expr = THREAD_INDEX if self.threads.threads > 1 else Literal(0, I32)
-        if half is None:
-            return For(number, start, end, step, (Store(self.tile(i), place, value),))
-        return For(number, start, end, step, copy_async(self.tile(i), place + half * i.layout.size, value))
+        threads, tile = self.threads.threads, self.tile(i)
+        stores: tuple[Statement, ...] = (Store(tile, place, value),)
+        if half is not None:
+            stores = copy_async(tile, place + half * i.layout.size, value)
+        start = THREAD_INDEX if threads > 1 else 0
+        return counted_loop(number, i.layout.elements, *stores, start=start, step=threads)
 
     def source(self, access: Access) -> Array:
         """Return the array in memory that *access* reads."""
@@ -271,7 +269,7 @@ class TiledKernelWriter(TileLoader):
 
     def kernel(self, name: str) -> Kernel:
         """Return the kernel *name*."""
-        shared = [LocalArray(self.tile(i)) for i in self.inputs] if self.cost.hardware.managed else []
+        shared = [LocalArray(self.tile(i)) for i in self.inputs]
         if self.threads.lanes > 1:
             shared.append(LocalArray(self._rolled))
         body: list[Statement] = [*shared, LocalArray(self.sums), *self._declare_positions(), Comment("clear")]
@@ -286,17 +284,14 @@ class TiledKernelWriter(TileLoader):
 
     def _load_in_sequence(self) -> list[Statement]:
         """Return the loads of tiles, then their products, for every tile along the summations."""
-        staged = self.cost.hardware.managed
-        sync = [Barrier()] if staged and self.threads.threads > 1 else []
+        sync = [Barrier()] if self.threads.threads > 1 else []
         body: list[Statement] = []
-        if staged:
-            for i in self.inputs:
-                body += [Comment(f"load {i.column.name}"), self.load(i)]
+        for i in self.inputs:
+            body += [Comment(f"load {i.column.name}"), self.load(i)]
         body += [*sync, Comment("accumulate"), *self._accumulate(), *sync]
         for n in reversed(range(len(self.rows))):
             if not self.output(n) and isinstance(base := self.base[n], Var):
-                end = Literal(self.rows[n].extent, I32)
-                body = [For(base, Literal(0, I32), end, Literal(self.cost.tile[n], I32), tuple(body))]
+                body = [counted_loop(base, self.rows[n].extent, *body, step=self.cost.tile[n])]
         return body
 
     def _load_ahead(self, row: int) -> list[Statement]:
@@ -308,7 +303,7 @@ class TiledKernelWriter(TileLoader):
         later = base + step
         then = tuple(self.load(i, {row: later}, (base // step + 1) % 2) for i in self.inputs)
         inner = (Barrier(copies=True), If(later.lt(end), then), Comment("accumulate"), *self._accumulate())
-        return [Comment("load the first tiles"), *first, For(base, zero, Literal(end, I32), Literal(step, I32), inner)]
+        return [Comment("load the first tiles"), *first, counted_loop(base, end, *inner, step=step)]
 
     @cached_property
     def _rolled(self) -> Array:
@@ -350,18 +345,16 @@ class TiledKernelWriter(TileLoader):
     ) -> tuple[Statement, ...]:
         """Return *body* for every sum of this thread for which *tests* hold, each tested as far outside as possible."""
         for n in reversed(self.loops):
-            body = _guard_statements((t for row, t in tests if row == n), body)
+            body = where_all((t for row, t in tests if row == n), *body)
             body = (counted_loop(Var(self.name(n, "step")), self.steps[n], *body, hint=hints.get(n)),)
-        return _guard_statements((t for row, t in tests if row not in self.loops), body)
+        return where_all((t for row, t in tests if row not in self.loops), *body)
 
     def _accumulate(self) -> tuple[Statement, ...]:
-        staged = self.cost.hardware.managed
         product = lower_scalar(
             self._mark_reads(), dict(zip(self.rows, self.at, strict=True)), self._read, self.kind, self.wide
         )
         added = Store(self.sums, self.sum_at, self._join(self.sums[self.sum_at], product))
-        tests = (*self._in_tile(), *(() if staged else self._in_result()))
-        body = self._for_each_sum(self._hints, added, tests=tests)
+        body = self._for_each_sum(self._hints, added, tests=tuple(self._in_tile()))
         left = MAX_UNROLLED_STEPS
         for n in reversed(range(len(self.rows))):
             t, count = self.cost.tile[n], self.threads.counts[n]
@@ -373,9 +366,10 @@ class TiledKernelWriter(TileLoader):
                 stop = call("minimum", stop, Literal(extent, I32) - self.base[n])
             trips = -(-t // count)
             whole = extent % t == 0 and isinstance(self.place[n], Literal)
-            unroll = staged and whole and n in self.windows and trips <= left
-            left = left // trips if unroll else 0
-            body = (For(Var(self.name(n, "in")), self.place[n], stop, Literal(count, I32), body, unroll),)
+            hint: LoopHint | None = "unroll" if whole and n in self.windows and trips <= left else None
+            left = left // trips if hint else 0
+            inner = Var(self.name(n, "in"))
+            body = (counted_loop(inner, stop, *body, start=self.place[n], step=count, hint=hint),)
         return body
 
     def _in_tile(self) -> Iterable[tuple[int, Expr]]:
@@ -395,20 +389,16 @@ class TiledKernelWriter(TileLoader):
         inputs = {i.access: n for n, i in enumerate(self.inputs)}
 
         def mark(access: Access) -> Scalar:
-            i = self.inputs[inputs[access]]
-            asked = i.late if self.cost.hardware.managed else tuple(range(len(access.index)))
-            box = access.source.box
+            late, box = self.inputs[inputs[access]].late, access.source.box
             read = Tensor(f"#{inputs[access]}", ())[()]
-            return guard(tuple(access.index[d] for d in asked), tuple(box[d] for d in asked), read, access.source.value)
+            return guard(tuple(access.index[d] for d in late), tuple(box[d] for d in late), read, access.source.value)
 
         return map_accesses(self.contraction.core.body, mark)
 
     def _read(self, source: Tensor | Table | Scope, _: tuple[Expr, ...]) -> Expr:
         assert isinstance(source, Tensor)
         i = self.inputs[int(source.name[1:])]
-        if self.cost.hardware.managed:
-            return self.tile(i)[i.local(self.within) + self.half(i)]
-        return i.element(self.source(i.access), i.address(self.at, self.wide), self.kind)
+        return self.tile(i)[i.local(self.within) + self.half(i)]
 
     def _roll_up(self) -> tuple[Statement, ...]:
         """Add partial sums, one of every thread at a time, in halves; then those of the first lane are complete."""
@@ -434,12 +424,7 @@ class TiledKernelWriter(TileLoader):
         written = self._for_each_sum(
             self._hints, Store(self.result, where, value), tests=(*self._in_tile(), *self._in_result())
         )
-        return _guard_statements([THREAD_INDEX.lt(self.threads.outputs)] if self.threads.lanes > 1 else (), written)
-
-
-def _guard_statements(tests: Iterable[Expr], body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    test = conjunction(*tests)
-    return body if test is None else (If(test, body),)
+        return where_all([THREAD_INDEX.lt(self.threads.outputs)] if self.threads.lanes > 1 else (), *written)
 
 
 @dataclass(frozen=True)

@@ -276,10 +276,6 @@ class TileInput:
         places = [self.position(g, within) for g in groups]
         return affine_expression([g.local for g in groups], places, 0, within[0].type)
 
-    def address(self, at: Exprs, wide: Type) -> Expr:
-        """Return the position in memory of the point *at* of the iteration space."""
-        return affine_expression(self.column.coefficients, at, self.column.offset, wide)
-
     def loaded(self, number: Expr, base: Exprs, memory: Array, kind: Type, wide: Type) -> tuple[Expr, Expr]:
         """Return (position in shared memory, value) of element *number* of the tile at *base*, in memory order."""
         groups, rest = self.layout.groups, number

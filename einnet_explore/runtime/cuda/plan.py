@@ -128,8 +128,7 @@ def _online_launch(equation: Equation) -> CudaLaunch | None:
     if not scope.summations or not any(isinstance(a.source, Scope) for a in accesses(scope.body)):
         return None
     try:
-        inputs, kernel = online_kernel(match_online_softmax(scope), name, GPU.groups)
-        return kernel_launch(kernel, [*(t.name for t in inputs), name], kernel.grid)
+        return scope_launch(online_kernel(match_online_softmax(scope), name, GPU.groups), name)
     except Refused:
         return None
 
@@ -319,16 +318,12 @@ class _Planner:
         try:
             if len(set(kinds.values())) > 1:
                 raise Refused("a copy does not convert")
-            moved = copy_kernel(seen, equation.name, kinds[equation.name])
-            return (kernel_launch(moved.kernel, [*moved.inputs, equation.name], moved.kernel.grid),)
+            return (scope_launch(copy_kernel(seen, equation.name, kinds[equation.name]), equation.name),)
         except Refused as error:
             whys.append(str(error))
         if seen.summations and not typed:
             try:
-                tiles = tile_contraction(seen, GPU, name=equation.name)
-                return (
-                    kernel_launch(tiles.kernel, [*(t.name for t in tiles.inputs), equation.name], tiles.kernel.grid),
-                )
+                return (scope_launch(tile_contraction(seen, GPU, name=equation.name).kernel, equation.name),)
             except ValueError as error:
                 whys.append(str(error))
         try:
@@ -353,7 +348,7 @@ class _Planner:
                 made = fragment_contraction(_unrounded(last, seen), last.name, kinds)
             except Refused:
                 break
-            found = kernel_launch(made.kernel, [*(t.name for t in made.inputs), last.name], made.kernel.grid)
+            found = scope_launch(made, last.name)
             if absorbed:
                 self._store_in(absorbed[-1], last)
             readers = self.readers.get(last.name, set())
@@ -454,6 +449,11 @@ def specialise(kernel: Kernel, known: Mapping[str, int]) -> Kernel:
 
     params = tuple(p for p in kernel.params if p.name not in known)
     return replace(kernel, params=params, body=tuple(rewrite_statement(s, to) for s in kernel.body))
+
+
+def scope_launch(kernel: Kernel, result: str) -> CudaLaunch:
+    """A launch of *kernel* on the buffers of its inputs and of *result*, with its own grid."""
+    return kernel_launch(kernel, [*kernel.inputs, result], kernel.grid)
 
 
 def kernel_launch(kernel: Kernel, given: Sequence[str | float], grid: tuple[int, int, int]) -> CudaLaunch:
