@@ -295,6 +295,15 @@ def test_more_sums_in_registers_are_better_until_there_are_too_many() -> None:
     assert 8 <= tile.sums <= 29  # enough to hide the latency of four cycles twice over
 
 
+@pytest.mark.parametrize(("k", "least", "most"), [(3080, 10, 14), (3072, 1, 9)])
+def test_rows_that_share_a_set_of_the_cache_do_not_displace_one_another(k: int, least: int, most: int) -> None:
+    """Rows of 12 KiB begin in one set of the first-level cache, of twelve lines here."""
+    text = f"tensor A[128, {k}]\ntensor B[{k}, 768]\nY[i:128, j:768] = sum[k:{k}] A[i, k] * B[k, j]"
+    found = match_sum_of_products(scope_of(text))
+    tile = found and best_tile(found, Machine(l1=48 << 10))
+    assert tile and least <= tile.slots <= most
+
+
 def test_vector_width_and_caches_of_this_machine_are_plausible() -> None:
     here = this_machine()
     assert here.lanes in {8, 16}

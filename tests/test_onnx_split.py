@@ -474,6 +474,23 @@ def test_mask_that_is_a_factor_is_a_condition(first: int) -> None:
     computes_what_the_model_does(model, {v.name: rng.standard_normal(v.shape).astype(np.float32) for v in model.inputs})
 
 
+@pytest.mark.parametrize("zeros", [True, False])
+def test_added_mask_of_zeros_is_no_operand(zeros: bool) -> None:
+    """Exporters write one where nothing is masked."""
+    mask = np.zeros((1, 16, 16), np.float32)
+    mask[0, 0, 0] = 0 if zeros else 1
+    nodes = [
+        node("MatMul", ["q", "k"], ["s"]), node("Add", ["s", "m"], ["t"]), node("Softmax", ["t"], ["p"], axis=-1),
+        node("MatMul", ["p", "v"], ["y"]),
+    ]  # fmt: skip
+    shapes = {"q": (2, 16, 4), "k": (2, 4, 16), "v": (2, 16, 4)}
+    model = load_model(build(nodes, shapes, ["y"], {"m": mask}))
+    (whole,) = check(model).subprograms
+    assert whole.inputs == (("q", "k", "v") if zeros else ("q", "k", "m", "v"))
+    rng = np.random.default_rng(1)
+    computes_what_the_model_does(model, {v.name: rng.standard_normal(v.shape).astype(np.float32) for v in model.inputs})
+
+
 def test_ends_of_regions_have_reasons() -> None:
     weights = {name: np.ones((8, 8), np.float32) for name in "uvw"}
     nodes = [

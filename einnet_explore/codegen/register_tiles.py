@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, product
-from math import ceil, prod
+from math import ceil, gcd, prod
 from pathlib import Path
 
 from einnet_explore.analysis.flattening import row_major_strides
@@ -279,6 +279,7 @@ SPILL_PENALTY = 0.13
 """Relative cost of a step for every missing register."""
 
 ELEMENT_BYTES = 4
+CACHE_LINE_BYTES, PAGE_BYTES = 64, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,12 +330,13 @@ def with_cycles(
     count = prod(blocked.get(x, x.extent) for x in form.traversals)
     length = prod(y.extent for y in form.summations if y not in tile.unrolled)
     both = last in form.moves(1 - tile.vector)
+    misses = _displaced_rows(form, machine, tile) * CACHE_LINE_BYTES / machine.l2_bytes
     cycles, vector_bytes, slot_bytes = 0.0, 0, 0
     for group, load in zip(steps, found, strict=True):
         others = len(group) * tile.slots * (tile.vectors if both else 1)
         sums = tile.rows * tile.vectors * tile.slots * (len({tap.phase for tap in group}) or 1)
         cycle = _step_cycles(machine, tile, len(group), load, others, sums)
-        cycles += (cycle + LOOP_CYCLES) * length + 3 * sums + TILE_CYCLES
+        cycles += (cycle + misses * others / tile.slots + LOOP_CYCLES) * length + 3 * sums + TILE_CYCLES
         vector_bytes = max(vector_bytes, _touched_elements(form, tile, group[0].phase) * ELEMENT_BYTES if group else 0)
         slot_bytes += others * ELEMENT_BYTES * length * (tile.lanes if both else 1)
     # The inner loop's operand streams past the other one, which stays in the first-level cache if it fits.
@@ -352,6 +354,22 @@ def with_cycles(
         rows = along.dim == len(tile.layout.tensor.shape) - 1
         total += tile.layout.size * (1 / 4 if rows and along.modulus == 1 else 1 if rows else 3) + 200
     return replace(tile, slots_outside=outside, cycles=ceil(total))
+
+
+def _displaced_rows(form: SumOfProducts, machine: Machine, tile: RegisterTile) -> int:
+    """Return how many of the slots' rows in the other operand displace one another from the first-level cache.
+
+    Rows a multiple of a page apart share a set of it.  A quarter of the set is left to the vectors.
+    """
+    operand = 1 - tile.vector
+    strides = row_major_strides(form.operands[operand].shape)
+    where = next(iter(form.reads.values()))[operand]
+    steps = [] if tile.slot is None else [affine_terms(i)[1].get(tile.slot, 0) for i in where]
+    apart = sum(k * n for k, n in zip(steps, strides, strict=False)) * ELEMENT_BYTES
+    if not apart:
+        return 0
+    rows = -(-tile.slots * gcd(apart, PAGE_BYTES) // PAGE_BYTES)
+    return max(0, rows - 3 * machine.l1 // PAGE_BYTES // 4) * tile.slots // rows
 
 
 def _step_cycles(machine: Machine, tile: RegisterTile, taps: int, load: VectorLoads, others: int, sums: int) -> float:

@@ -68,7 +68,7 @@ TILED_KERNEL_VERSION = 8
 INTEGER_PRODUCT_VERSION = 5
 """Products of bytes and of bfloat16, with epilogues."""
 
-TILE_CHOICE_VERSION = 2
+TILE_CHOICE_VERSION = 3
 """Which tile ``best_tile`` chooses for a contraction."""
 
 SEARCH_VERSION = 19

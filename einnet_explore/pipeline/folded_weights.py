@@ -238,12 +238,14 @@ def in_basic_functions(scope: Scope) -> Scope:
 
 
 def find_masks(weights: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Return those of *weights* that mask: of 0 and minus infinity, or of 0 and 1; the smaller one occurs."""
+    """Return those of *weights* that mask: of 0 and minus infinity or 1, or matrices of 0, where nothing is masked."""
     return {name: array for name, array in weights.items() if array.dtype.kind == "f" and _is_mask(array)}
 
 
 def _is_mask(array: Array) -> bool:
     least, most = array.min(initial=inf), array.max(initial=-inf)
+    if least == most == 0:
+        return sum(n > 1 for n in array.shape) > 1
     other = least if least < 0 else most
     return least in (-inf, 0) and other in (-inf, 1) and bool(np.all((array == 0) | (array == other)))
 
@@ -272,7 +274,7 @@ def _selected(whole: Scalar, args: tuple[Scalar, ...], masks: Mapping[str, Array
     for n, arg in enumerate(args):
         match arg:
             case Access(Tensor(name) as mask, index) if name in masks and not mask.padding:
-                if masks[name].min() == masked:
+                if {masks[name].min(), masks[name].max()} <= {masked, kept}:
                     at = (*(Index(),) * (2 - len(index)), *index)
                     with suppress(Refused):
                         return select_by_mask(masks[name] == kept, at, join(*args[:n], *args[n + 1 :]), Const(masked))
