@@ -27,7 +27,6 @@ from einnet_explore.ir import (
     Apply,
     Const,
     Equation,
-    Index,
     Program,
     Scalar,
     Scope,
@@ -41,7 +40,7 @@ from einnet_explore.ir import (
     walk_scalar,
 )
 from einnet_explore.ir.program import with_body
-from einnet_explore.onnx_import.elementwise import select_by_mask
+from einnet_explore.onnx_import.known_arrays import select_by_mask
 from einnet_explore.onnx_import.node_call import extent_iterators, ravel_index, unravel_index
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.strategies.factoring import multiplied_out
@@ -251,7 +250,7 @@ def _is_mask(array: Array) -> bool:
 def with_conditions(scope: Scope, masks: Mapping[str, Array]) -> Scope:
     """Return *scope* with conditions in place of *masks*: weights of 0 and -∞ that are added, or of 0 and 1.
 
-    The latter are factors where nothing is summed.  Masks that are no band of their last two dimensions stay.  A finite
+    The latter are factors where nothing is summed.  Masks that ``select_by_mask`` refuses stay.  A finite
     number plus minus infinity is minus infinity, and times 0 it is 0.
     """
 
@@ -273,9 +272,10 @@ def _selected(whole: Scalar, args: tuple[Scalar, ...], masks: Mapping[str, Array
         match arg:
             case Access(Tensor(name) as mask, index) if name in masks and not mask.padding:
                 if masks[name].min() == masked:
-                    at = (*(Index(),) * (2 - len(index)), *index)
                     with suppress(Refused):
-                        return select_by_mask(masks[name] == kept, at, join(*args[:n], *args[n + 1 :]), Const(masked))
+                        return select_by_mask(
+                            masks[name] == kept, index, join(*args[:n], *args[n + 1 :]), Const(masked)
+                        )
     return whole
 
 

@@ -69,6 +69,7 @@ from einnet_explore.pipeline.value_samples import (
     sample_values,
     value_bytes,
 )
+from einnet_explore.pipeline.weight_layouts import find_layout
 from einnet_explore.rules import Step
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.strategies.simplification import simplifications
@@ -388,7 +389,7 @@ class Sweep:
     def _define_weights(self, before: Program, after: Program) -> bool:
         """Define weights that one program alone reads by weights of the other; return whether there are any."""
         sides = ((self.other, after, before), (self.one, before, after))
-        ways = (self._joined_weights, self._folded_weights, self._constant_weights)
+        ways = (self._joined_weights, self._moved_weights, self._folded_weights, self._constant_weights)
         for find, (side, own, reference) in product(ways, sides):
             unknown = self._unknown_weights(side, own)
             found = tuple(find(unknown, reference)) if unknown else ()
@@ -410,6 +411,13 @@ class Sweep:
 
     def _folded_weights(self, unknown: Mapping[str, Array], reference: Program) -> Iterable[FoldedWeight]:
         return find_folded_weights(unknown, reference, self.weights.__getitem__)
+
+    def _moved_weights(self, unknown: Mapping[str, Array], reference: Program) -> Iterable[FoldedWeight]:
+        read = dict.fromkeys(t.name for t in reference.inputs if t.weight and t.name in self.weights)
+        for name, array in unknown.items():
+            found = next((s for t in read if (s := find_layout(array, t, self.weights[t])) is not None), None)
+            if found is not None:
+                yield FoldedWeight(name, found, 0.0)
 
     def _constant_weights(self, unknown: Mapping[str, Array], reference: Program) -> Iterable[FoldedWeight]:
         """Yield the weights with equal elements; a weight that *reference* has in its place would be a difference."""
@@ -446,11 +454,14 @@ def open_sweep(
     weights = {side.tensor(name): array for side in (one, other) for name, array in side.model.weights.items()}
     same = {one.tensor(name): one.tensor(name) for name in inputs}
     same |= {other.tensor(theirs): one.tensor(mine) for mine, theirs in inputs.items()}
-    by_content: dict[str, str] = {}
+    by_content: dict[str, list[str]] = {}
     for name, array in weights.items():
-        twin = by_content.setdefault(content_digest({"": array.reshape(-1)}), name)
-        if twin != name:
-            same |= {twin: twin, name: twin}
+        by_content.setdefault(content_digest({"": array.reshape(-1)}), []).append(name)
+    own = {one.tensor(name) for name in first.weights}
+    for twins_by_content in by_content.values():
+        # Weights of one model alone may be defined by weights of the other.
+        if not own.isdisjoint(twins_by_content) and not own.issuperset(twins_by_content):
+            same |= dict.fromkeys(twins_by_content, twins_by_content[0])
     shapes = {
         side.tensor(name): value.shape
         for side in (one, other)
