@@ -42,6 +42,7 @@ from einnet_explore.ir import (
 from einnet_explore.ir.program import with_body
 from einnet_explore.onnx_import.known_arrays import select_by_mask
 from einnet_explore.onnx_import.node_call import extent_iterators, ravel_index, unravel_index
+from einnet_explore.pipeline.weight_sums import find_sum
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.strategies.factoring import multiplied_out
 from einnet_explore.support.errors import Refused
@@ -92,6 +93,25 @@ def find_folded_weights(
                 del left[name]
                 if value.size == array.size:
                     break
+
+
+def find_summed_weights(
+    unknown: Mapping[str, Array], reference: Program, weight: Callable[[str], Array]
+) -> Iterable[FoldedWeight]:
+    """Yield a definition of each of the *unknown* weights that is a sum of products of weights in *reference*.
+
+    *weight* returns the array of a weight of *reference*.
+    """
+    limit = max(array.size for array in unknown.values())
+    parts = list[tuple[Scope, Array]]()
+    for scope in weight_parts(reference):
+        if prod(scope.shape) <= limit:
+            given = {t.name: weight(t.name).astype(np.float64) for t in tensors(scope)}
+            with suppress(ValueError, Refused):
+                parts.append((scope, evaluate(scope, given, np.float64)))
+    for name, array in unknown.items():
+        if array.dtype.kind == "f" and (found := find_sum(array, parts)) is not None:
+            yield FoldedWeight(name, *found)
 
 
 def find_joined_weights(unknown: Mapping[str, Array], pieces: Mapping[str, Array]) -> Iterable[FoldedWeight]:

@@ -28,6 +28,7 @@ import numpy as np
 
 from einnet_explore.analysis.equations import rename_tensors
 from einnet_explore.equivalence.certificate import Certificate, certify
+from einnet_explore.equivalence.sample_inputs import within_type
 from einnet_explore.equivalence.verdict import PROOF_KINDS, weakest_certificate
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import (
@@ -54,6 +55,7 @@ from einnet_explore.pipeline.folded_weights import (
     find_folded_weights,
     find_joined_weights,
     find_masks,
+    find_summed_weights,
     in_basic_functions,
     with_conditions,
     with_constants,
@@ -99,6 +101,8 @@ class ProofLimits:
 PROOF_LIMITS = (ProofLimits(24, 4, 2.0, 1.0), ProofLimits(96, 16, 10.0, 10.0))
 """Limits of the comparisons, and of those that are repeated while the outputs are not proved equal."""
 
+MAX_INNER_POINTS = 1 << 22
+"""Points of programs that are evaluated to find equal intermediate results."""
 
 NO_OUTPUTS: Mapping[str, str] = {}
 
@@ -208,6 +212,10 @@ class Sweep:
                 for second in self.candidates(first):
                     yield from self._proved_parts(first, second)
                     pair = None if self.are_equal(first, second) else self._proved_pair(first, second)
+                    if pair is None and not self.are_equal(first, second):
+                        inner = list(self._proved_inside(first, second))
+                        yield from inner
+                        pair = self._proved_pair(first, second) if inner else None
                     if pair is not None or second in self.twins.get(first, ()):
                         self.merge(first, second)
                     if pair is not None:
@@ -275,6 +283,42 @@ class Sweep:
             if pair is not None:
                 self.merge(part, twin)
                 yield pair
+
+    def _proved_inside(self, first: str, second: str) -> Iterable[ValuePair]:
+        """Yield pairs of an intermediate result of one value and any result that the other's program computes.
+
+        Both programs are evaluated on the same random inputs, and results that agree are candidates.
+        """
+        parts = {*self.one.parts.get(first, {}).values()}, {*self.other.parts.get(second, {}).values()}
+        if not any(parts):
+            return
+        try:
+            programs = self.programs(first, second, 0)
+        except Refused:
+            return
+        if sum(map(_count_points, programs)) > MAX_INNER_POINTS:
+            return
+        random = np.random.default_rng(0)
+        inputs = {
+            t.name: self.weights[t.name].reshape(t.shape)
+            if t.name in self.weights
+            else within_type(t, random.standard_normal(t.shape))
+            for t in dict.fromkeys(t for program in programs for t in program.inputs)
+        }
+        try:
+            before, after = (
+                evaluate(each, {t.name: inputs[t.name] for t in each.inputs}, np.float64) for each in programs
+            )
+        except (ValueError, Refused):
+            return
+        for mine, theirs in product(before, after):
+            one, other = mine.removeprefix(self.one.prefix), theirs.removeprefix(self.other.prefix)
+            is_part = mine != RESULT != theirs and (one in parts[0] or other in parts[1])
+            if is_part and not self.are_equal(one, other) and _are_close(before[mine], after[theirs]):
+                pair = self._proved_pair(one, other)
+                if pair is not None:
+                    self.merge(one, other)
+                    yield pair
 
     def _proved_pair(self, first: str, second: str) -> ValuePair | None:
         reasons = dict[str, None]()
@@ -389,7 +433,13 @@ class Sweep:
     def _define_weights(self, before: Program, after: Program) -> bool:
         """Define weights that one program alone reads by weights of the other; return whether there are any."""
         sides = ((self.other, after, before), (self.one, before, after))
-        ways = (self._joined_weights, self._moved_weights, self._folded_weights, self._constant_weights)
+        ways = (
+            self._joined_weights,
+            self._moved_weights,
+            self._folded_weights,
+            self._constant_weights,
+            self._summed_weights,
+        )
         for find, (side, own, reference) in product(ways, sides):
             unknown = self._unknown_weights(side, own)
             found = tuple(find(unknown, reference)) if unknown else ()
@@ -411,6 +461,9 @@ class Sweep:
 
     def _folded_weights(self, unknown: Mapping[str, Array], reference: Program) -> Iterable[FoldedWeight]:
         return find_folded_weights(unknown, reference, self.weights.__getitem__)
+
+    def _summed_weights(self, unknown: Mapping[str, Array], reference: Program) -> Iterable[FoldedWeight]:
+        return find_summed_weights(unknown, reference, self.weights.__getitem__)
 
     def _moved_weights(self, unknown: Mapping[str, Array], reference: Program) -> Iterable[FoldedWeight]:
         read = dict.fromkeys(t.name for t in reference.inputs if t.weight and t.name in self.weights)
@@ -540,6 +593,20 @@ def match_interface(kind: str, first: Sequence[ModelValue], second: Sequence[Mod
                 f"{value.dtype}{list(value.shape or ())}"
             )
     return {value.name: names[value.name].name for value in first}
+
+
+def _count_points(program: Program) -> int:
+    """Return the number of points of all iterators of *program*."""
+    every = (s for equation in program.equations for _, s in scopes(equation.scope))
+    return sum(prod(x.extent for x in (*scope.traversals, *scope.summations)) for scope in every)
+
+
+def _are_close(one: Array, other: Array) -> bool:
+    """Return whether both have the same elements in the same order, up to rounding."""
+    if one.size != other.size:
+        return False
+    a, b = one.reshape(-1), other.reshape(-1)
+    return bool((np.abs(a - b) <= SAMPLE_TOLERANCE * (1 + np.abs(b))).all())
 
 
 def _operands(node: ModelNode) -> Sequence[str]:
