@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from functools import reduce
 from math import inf, pi, sqrt
 
-from einnet_explore.ir import ELEMENT_TYPES, Apply, Compare, Const, Equation, Index, Scalar, Scope, add, mul
+from einnet_explore.ir import ELEMENT_TYPES, Apply, Compare, Const, Equation, Index, Scalar, Scope, add, mul, sub
 from einnet_explore.ir.scalar_functions import ERF, FUNCTIONS, SCALAR_FUNCTIONS
 from einnet_explore.onnx_import.known_arrays import select_by_mask
 from einnet_explore.onnx_import.node_call import Express, NodeCall, OnnxOperator, as_indices, extent_iterators
@@ -262,3 +262,32 @@ SELECTION: tuple[OnnxOperator, ...] = (
     OnnxOperator("Trilu", "elementwise", _trilu, integers=True, attributes="upper"),
 )
 """A computed condition is boolean and subprograms compute numbers only, so such a Where is refused."""
+
+
+def _comparison(op: str, swapped: bool = False) -> Express:
+    return lambda call: _operands(call, lambda parts: fn(op, *(parts[::-1] if swapped else parts)))
+
+
+def _select(call: NodeCall) -> Iterable[Equation]:
+    if call.node.inputs[0] in call.model.weights:
+        return _where(call)
+    return _operands(call, lambda parts: fn("select", *parts))
+
+
+def _logical(combine: Callable[..., Scalar]) -> Express:
+    """Return the expression of an operator on truth values, as numbers that are 0 or 1."""
+    return lambda call: _operands(call, lambda parts: fn("bool", combine(*parts)))
+
+
+CONDITIONS: tuple[OnnxOperator, ...] = (
+    OnnxOperator("Where", "elementwise", _select, integers=True),
+    OnnxOperator("Less", "elementwise", _comparison("less"), integers=True),
+    OnnxOperator("LessOrEqual", "elementwise", _comparison("less_equal"), integers=True),
+    OnnxOperator("Greater", "elementwise", _comparison("less", swapped=True), integers=True),
+    OnnxOperator("GreaterOrEqual", "elementwise", _comparison("less_equal", swapped=True), integers=True),
+    OnnxOperator("Equal", "elementwise", _comparison("equal"), integers=True),
+    OnnxOperator("Not", "elementwise", _logical(lambda a: sub(Const(1), a)), integers=True),
+    OnnxOperator("And", "elementwise", _logical(mul), integers=True),
+    OnnxOperator("Or", "elementwise", _logical(lambda a, b: sub(add(a, b), mul(a, b))), integers=True),
+)
+"""Comparisons of values, and selections by them, for proofs only: kernels of subprograms compute no truth values."""

@@ -44,7 +44,7 @@ from einnet_explore.ir import (
     scopes,
     tensors,
 )
-from einnet_explore.onnx_import import express
+from einnet_explore.onnx_import import OPERATORS_OF_PROOFS, express
 from einnet_explore.onnx_import.model import Model, ModelNode, ModelValue, Shape
 from einnet_explore.onnx_import.node_call import NotUnderstood, assemble, extent_iterators, ravel_index, unravel_index
 from einnet_explore.pipeline.baseline import random_model_inputs
@@ -146,7 +146,7 @@ class ModelEquations:
         self.elements = {name: float(array.flat[0]) for name, array in arrays.items() if array.size == 1}
         masks = find_masks(arrays)
         for node in self.model.nodes:
-            match express(node, self.model):
+            match express(node, self.model, OPERATORS_OF_PROOFS):
                 case NotUnderstood(reason):
                     self.opaque[node.name] = reason
                 case found:
