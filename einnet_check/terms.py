@@ -396,6 +396,7 @@ class Space:
                 return ()
             case "e^", [a]:  # the axiom: of a sum it is the product of those of its terms
                 parts = [self.skeleton((m,)) for m in a]
+                self.arguments |= {f"e^({of})": [(m,)] for (of, _), m in zip(parts, a, strict=True)}
                 return collected([(Fraction(1), tuple((f"e^({of})", at) for of, at in parts))])
             case (("maximum" | "minimum"), [a, b]) if (least := constant(-inf if op == "maximum" else inf)) in (a, b):
                 return b if a == least else a
@@ -418,6 +419,11 @@ class Space:
                 sums := self.positive_parts(op, args)
             ) is not None:
                 return sums
+            case "log", [a] if not any(unbounded(*m) for m in a) and (powers := self.powers(a)):
+                rest = a
+                for taken, _ in powers:
+                    rest = collected((k, without(fs, taken)) for k, fs in rest)
+                return collected(chain(*(c for _, c in powers), self.applied(op, [rest])))
             case "rsqrt", [a]:
                 return self.applied("/", [constant(Fraction(1)), self.applied("sqrt", [a])])
             case "sigmoid", [a]:
@@ -499,6 +505,12 @@ class Space:
             collected((k, tuple((n, tuple(next(forms) for _ in rows)) for n, rows in fs)) for k, fs in value)
             for value in self.arguments[of]
         ]
+
+    def powers(self, value: Polynomial) -> list[tuple[Factors, Polynomial]]:
+        """The factors e^c of all monomials, each with c: the logarithm of e^c·p is c + log p."""
+        shared = [p[0][1] for p in common(value)[0]]
+        found = ((fs, self.operands("exp", fs) or self.operands("e^", fs)) for fs in shared)
+        return [(fs, c[0]) for fs, c in found if c]
 
     def compared(self, condition: Polynomial) -> tuple[Polynomial, Polynomial, bool] | None:
         """a, b and whether *condition* is a < b or a <= b, or else 1 less that; None where it is neither."""
@@ -596,6 +608,14 @@ def quotient(value: Polynomial, divisor: Polynomial) -> Polynomial | None:
             rest.remove(factor)
         out.append((Fraction(k) / Fraction(divisor[0][0]), tuple(rest)))
     return collected(out)
+
+
+def without(factors: Factors, taken: Factors) -> Factors:
+    """*factors* without those *taken*, once each."""
+    rest = list(factors)
+    for factor in taken:
+        rest.remove(factor)
+    return tuple(rest)
 
 
 def common(value: Polynomial) -> tuple[list[Polynomial], Polynomial]:
@@ -724,11 +744,14 @@ def factors(e: Expr) -> Iterable[Expr]:
 
 
 def terms(e: Expr) -> Iterable[Expr]:
+    """The terms of *e*; what a scope that reduces nothing is at a place is a sum of terms as well."""
     match e:
         case ("+", a, b):
             yield from (*terms(a), *terms(b))
         case ("*", Fraction() as k, a):
             yield from (("*", k, term) for term in terms(a))
+        case Read(Scope(sums=(), domain=()) as scope, at) if scope.reach == scope.box:
+            yield from terms(put(scope.body, {x: i for (x, _, _), i in zip(scope.own, at, strict=True)}))
         case _:
             yield e
 

@@ -46,6 +46,9 @@ def apply_to_polynomials(op: str, args: list[Polynomial], rounding: Rounding | N
         case "abs", [((k, factors),)] if len(factors) > (k == 1):
             parts = [apply_to_polynomials(op, [((Fraction(1), (f,)),)]) for f in factors]
             return apply_to_polynomials("*", [((-k if k < 0 else k, ()),), *parts])
+        case "log", [a] if (exponents := _common_exponents(a)) is not None:
+            shift, rest = exponents
+            return apply_to_polynomials("+", [*shift, apply_to_polynomials(op, [rest], rounding)])
         case (("rsqrt" | "sigmoid" | "tanh" | "pow"), _):
             if (defined := _by_definition(op, args, rounding)) is not None:
                 return defined
@@ -317,6 +320,20 @@ def _common_factors(value: Polynomial) -> tuple[tuple[Factor, ...], Polynomial]:
             for _, factors in rest:
                 factors.remove(factor)
     return tuple(common), _collect((k, tuple(factors)) for k, factors in rest)
+
+
+def _common_exponents(value: Polynomial) -> tuple[list[Polynomial], Polynomial] | None:
+    """Return the exponents c, and p, of *value* = e^c · … · p: its logarithm is c + … + log p; None without."""
+    if any(may_be_infinite(*m) for m in value):
+        return None
+    shift, rest = list[Polynomial](), list[tuple[Number, list[Factor]]]((k, list(fs)) for k, fs in value)
+    for factor in _common_factors(value)[0]:
+        argument = _arguments(factor, "exp")
+        if argument is not None:
+            shift += argument
+            for _, factors in rest:
+                factors.remove(factor)
+    return (shift, _collect((k, tuple(factors)) for k, factors in rest)) if shift else None
 
 
 def _scaled(function: ScalarFunction, args: list[Polynomial]) -> tuple[Fraction, list[Polynomial]] | None:
