@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from einnet_check.sizes import Beyond, Size, Symbol, floor, form_of, natural, quotient_range
 from einnet_check.text import (
+    COMPARISONS,
     FINITE,
     INTEGERS,
     Box,
@@ -350,6 +351,11 @@ class Space:
 
         The name tells whether values may be infinite.  Of orders that give one value the least *at* is taken.
         """
+        ends = [self.bounds(form) for form in at]
+        at = tuple(
+            {"": low} if isinstance(low, int) and low == high else form
+            for form, (low, high) in zip(at, ends, strict=True)
+        )
         if any(len(form) == 1 for form in at):  # at known places it is a function of the other coordinates only
             named = [Fraction(form[""]) if len(form) == 1 else f"x{d}" for d, form in enumerate(at)]
             free = [d for d, x in enumerate(named) if isinstance(x, str)]
@@ -444,6 +450,8 @@ class Space:
         of = f"{op}({', '.join(of for of, _ in parts)})"
         endless = not args[1] if op == "/" else "∞" in of and op not in FINITE
         self.arguments[of + "∞" * endless] = args
+        if op in COMPARISONS:
+            self.integers[of] = 0, 1
         return ((power, ((of + "∞" * endless, tuple(f for _, at in parts for f in at)),)),)
 
     def unchanged(self, op: str, args: list[Polynomial]) -> Polynomial | None:

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from exporter_spellings import exporter_spellings
+from exporter_spellings import exporter_spellings, function_spellings
 from exporter_spellings import model as small_model
 from onnx import TensorProto, helper, numpy_helper
 from onnx_building import Dims, build
@@ -754,7 +754,7 @@ def test_a_comparison_ends_at_its_budget_with_what_is_known(
     assert ee.equal(program, program, budget=0.1).kind == "unknown"
 
 
-SPELLINGS = dict(exporter_spellings())
+SPELLINGS = dict(exporter_spellings()) | dict(function_spellings())
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
