@@ -35,7 +35,7 @@ MAX_RUNS = 8
 MAX_HALF_SPACES = 4
 """Half spaces whose intersection is a mask."""
 
-MAX_POINTS = 512
+MAX_POINTS = 1 << 9
 """Points next to the border of a mask from which a half space is derived."""
 
 MIN_COEFFICIENT = 1e-6

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice, permutations, product
+from math import inf
 
 import numpy as np
 
@@ -97,16 +98,17 @@ class _Placement:
 def find_sum(array: Array, parts: Iterable[tuple[Scope, Array]]) -> tuple[Scope, float] | None:
     """Return *array* as a sum of placed *parts*, scopes with their elements, and the error; None if it is none.
 
-    The error is relative to the largest element.
+    The error is relative to the largest element.  Vectors are no such sums, since too many would be by chance.
     """
     wanted = array.astype(np.float64)
     largest = float(np.abs(wanted).max(initial=0))
-    if not largest:
+    if wanted.ndim < 2 or not 0 < largest < inf:
         return None
     shape = tuple(min(n, BLOCK) for n in array.shape)
     block = wanted[tuple(slice(n) for n in shape)].reshape(-1)
     columns: dict[bytes, tuple[_Placement, Array]] = {}
-    ordered = sorted(parts, key=lambda part: -part[1].size)
+    finite = [part for part in parts if np.isfinite(part[1]).all()]
+    ordered = sorted(finite, key=lambda part: -part[1].size)
     one: tuple[Scope, Array] = Scope((), (), Const(1)), np.ones((), np.float64)
     for each in islice((p for part in (*ordered, one) for p in _placements(part, array.shape)), MAX_PLACEMENTS):
         made = each.elements(shape).reshape(-1)
