@@ -174,7 +174,8 @@ class Sweep:
 
     *twins* are values of equal structure; if all outputs are, both models have one graph.  *samples* are of whole
     values, or *in_blocks*.  *stop* is a time of ``perf_counter``.  *failures* has the values of
-    the first model that are not proved, each with its counterpart and the reason.
+    the first model that are not proved, each with its counterpart and the reason.  *searched* are weights without a
+    definition, by the way, their name, and the weights that were read.
     """
 
     one: ModelEquations
@@ -191,6 +192,7 @@ class Sweep:
     stop: float = inf
     failures: dict[str, tuple[str, str]] = field(default_factory=dict)
     limits: ProofLimits = PROOF_LIMITS[-1]
+    searched: set[tuple[str, str, tuple[frozenset[str], int]]] = field(default_factory=set)
 
     def run(self, outputs: Mapping[str, str] = NO_OUTPUTS) -> Iterable[ValuePair]:
         """Yield each pair of values once it is proved; raises TimeoutError at ``stop``.
@@ -441,7 +443,11 @@ class Sweep:
             self._summed_weights,
         )
         for find, (side, own, reference) in product(ways, sides):
+            # Programs that look further back read the same weights again.
+            read = frozenset(t.name for t in reference.inputs if t.weight), len(reference.equations)
             unknown = self._unknown_weights(side, own)
+            unknown = {name: a for name, a in unknown.items() if (find.__name__, name, read) not in self.searched}
+            self.searched |= {(find.__name__, name, read) for name in unknown}
             found = tuple(find(unknown, reference)) if unknown else ()
             for each in found:
                 side.equations[each.weight] = Equation(each.weight, each.definition)

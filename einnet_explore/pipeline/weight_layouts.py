@@ -24,7 +24,7 @@ from einnet_explore.runtime.arrays import Array
 MAX_ELEMENTS = 1 << 24
 """Elements of a weight that is compared with layouts of others, at most."""
 
-PROBES = 3
+PROBES = 1 << 6
 """Elements that are looked up first."""
 
 
@@ -36,7 +36,7 @@ def find_layout(array: Array, name: str, source: Array) -> Scope | None:
     if not len(places[0]):
         return None
     probes = np.linspace(0, len(places[0]) - 1, PROBES, dtype=int)
-    if not all((source == array[tuple(at[n] for at in places)]).any() for n in probes):
+    if not np.isin(array[tuple(at[probes] for at in places)], source).all():
         return None
     first = [int(at.min()) for at in places]
     shape = tuple(n - lo for n, lo in zip(array.shape, first, strict=True))
