@@ -896,3 +896,14 @@ def test_weights_in_another_layout_are_proved_and_other_elements_are_different(n
     wrong = weight.copy()
     wrong[1, 5] += np.float32(1)
     assert ee.equal(convolution, small_model(signature, nodes, w=wrong, **sizes)).kind == "different"
+
+
+@pytest.mark.parametrize(("change", "kind"), [(0, "proved"), (1, "different")])
+def test_layouts_of_integer_weights_are_proved(change: int, kind: str) -> None:
+    weight = np.arange(-12, 12, dtype=np.int8).reshape(6, 4)
+    signature = "int8[3,6] x -> int32[3,4] y"
+    other = weight.T.copy()
+    other[1, 2] += change
+    first = small_model(signature, "y = MatMulInteger(x, w)", w=weight)
+    second = small_model(signature, "t = Transpose(w); y = MatMulInteger(x, t)", w=other)
+    assert ee.equal(first, second).kind == kind

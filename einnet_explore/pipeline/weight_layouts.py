@@ -30,7 +30,9 @@ PROBES = 1 << 6
 
 def find_layout(array: Array, name: str, source: Array) -> Scope | None:
     """Return *array* as a layout of the weight *name* with the elements of *source*; None if it is none."""
-    if array.ndim == 0 or array.dtype != source.dtype or max(array.size, source.size) > MAX_ELEMENTS:
+    if array.ndim == 0 or array.dtype != source.dtype or array.dtype.kind not in "fiu":
+        return None
+    if max(array.size, source.size) > MAX_ELEMENTS:
         return None
     places = np.nonzero(array)
     if not len(places[0]):
@@ -57,7 +59,8 @@ def find_layout(array: Array, name: str, source: Array) -> Scope | None:
         whole = extent_iterators(array.shape)
         at = tuple(x - lo for x, lo in zip(whole, first, strict=True))
         scope = Scope(whole, (), Access(Scope(xs, (), scope.body, padding=around), at))
-    return scope if np.array_equal(evaluate(scope, {name: source}, source.dtype), array) else None
+    kind = source.dtype if source.dtype.kind == "f" else "exact"
+    return scope if np.array_equal(evaluate(scope, {name: source}, kind), array) else None
 
 
 def _sources(array: Array, places: Sequence[Array], source: Array) -> tuple[Sequence[Array], Sequence[Array]] | None:
