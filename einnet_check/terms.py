@@ -425,6 +425,9 @@ class Space:
                 sums := self.positive_parts(op, args)
             ) is not None:
                 return sums
+            case "log", [((1, ()), (1, factors))] if (turned := self.softplus(factors)) is not None:
+                shift, raised = turned
+                return collected((*shift, *self.applied(op, [collected((*constant(Fraction(1)), *raised))])))
             case "log", [a] if not any(unbounded(*m) for m in a) and (powers := self.powers(a)):
                 rest = a
                 for taken, _ in powers:
@@ -519,6 +522,27 @@ class Space:
         shared = [p[0][1] for p in common(value)[0]]
         found = ((fs, self.operands("exp", fs) or self.operands("e^", fs)) for fs in shared)
         return [(fs, c[0]) for fs, c in found if c]
+
+    def softplus(self, factors: Factors) -> tuple[Polynomial, Polynomial] | None:
+        """c and e^q for which log(1 + e^p) is c + log(1 + e^q), where *factors* are e^p; None for others.
+
+        Of p = -|y| it is log(1 + e^y) - relu(y), of another p whose sign is negative p + log(1 + e^-p).
+        """
+        ops = [next((op for op in ("exp", "e^") if of.startswith(f"{op}(")), "") for of, _ in factors]
+        found = [self.operands(op, (factor,)) for op, factor in zip(ops, factors, strict=True) if op]
+        if len(found) < len(factors) or len({*ops}) > 1 or any("∞" in of for of, _ in factors):
+            return None
+        whole = collected(m for arguments in found for p in arguments or () for m in p)
+        if None in found:
+            return None
+        for k, own in whole:
+            inner = self.operands("relu", own) if k < 0 else None
+            if inner is not None:
+                half = -Fraction(k) / 2
+                y = collected((half * c, fs) for c, fs in inner[0])
+                if collected(m for m in whole if m != (k, own)) == y:
+                    return ((-half, own),), self.applied(ops[0], [y])
+        return (whole, self.applied(ops[0], [negative(whole)])) if leading(whole) < 0 else None
 
     def compared(self, condition: Polynomial) -> tuple[Polynomial, Polynomial, bool] | None:
         """a, b and whether *condition* is a < b or a <= b, or else 1 less that; None where it is neither."""

@@ -206,6 +206,12 @@ def _logarithms() -> Iterable[tuple[str, Pair]]:
     yield "logarithm less the shift", Pair(total, model(COLUMN, f"{shifted}y = Sub(g, u)", a=[-1]), "different")
     mish = model(ROWS, "y = Mish(x)")
     yield "mish by parts", Pair(mish, model(ROWS, "s = Softplus(x); t = Tanh(s); y = Mul(x, t)"), "proved")
+    by_logarithm = "e = Exp(x); p = Add(e, o); g = Log(p); t = Tanh(g); y = Mul(x, t)"
+    yield "mish by a logarithm", Pair(mish, model(ROWS, by_logarithm, o=1.0), "proved")
+    yield "mish with another base", Pair(mish, model(ROWS, by_logarithm, o=1.5), "different")
+    soft, reflected = model(ROWS, "y = Softplus(x)"), "n = Neg(x); s = Softplus(n); y = Add(x, s)"
+    yield "softplus of the opposite", Pair(soft, model(ROWS, reflected), "proved")
+    yield "softplus less the opposite", Pair(soft, model(ROWS, reflected.replace("Add", "Sub")), "different")
     yield "mish by a sigmoid", Pair(mish, model(ROWS, "s = Softplus(x); t = Sigmoid(s); y = Mul(x, t)"), "different")
 
 

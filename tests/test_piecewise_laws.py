@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from functools import reduce
 from random import Random
 from typing import Any
 
@@ -23,6 +25,8 @@ VALUES: Mapping[str, Callable[..., Fraction]] = {
     "less": lambda a, b: Fraction(a < b),
     "less_equal": lambda a, b: Fraction(a <= b),
     "select": lambda c, a, b: a if c else b,
+    "exp": lambda a: Fraction(math.exp(a)),
+    "log": lambda a: Fraction(math.log(a)),
     "+": lambda a, b: a + b,
     "*": lambda a, b: a * b,
 }
@@ -85,7 +89,8 @@ def _function(factor: Any, at: Mapping[str, Fraction], arguments: Arguments) -> 
     op = factor[0].partition("(")[0]
     found = arguments(op, factor)
     assert found is not None
-    return VALUES[op](*(evaluate(each, at, arguments) for each in found))
+    values = [evaluate(each, at, arguments) for each in found]
+    return VALUES[op](*values)
 
 
 @pytest.mark.parametrize("name", checkers())
@@ -112,3 +117,25 @@ def test_a_clip_has_one_form(name: str, low: int, high: int) -> None:
     assert first == apply("maximum", [apply("minimum", [x, ends[1]]), ends[0]])
     beyond: Polynomial = ((Fraction(high + 1), ()),) if high + 1 else ()
     assert first != apply("maximum", [apply("minimum", [x, beyond]), ends[0]])
+
+
+@pytest.mark.parametrize("is_axiom_used", [False, True])
+@pytest.mark.parametrize("name", checkers())
+def test_logarithms_of_exponentials_keep_their_values(name: str, is_axiom_used: bool) -> None:
+    """log(1 + e^p) and log(e^p q), with and without one exponential for each term of p."""
+    random = Random(1)
+    for _ in range(400):
+        apply, arguments = checkers()[name]()
+        exponent, value = random_expression(random, apply, random.choice([1, 2, 3]))
+        if len(exponent) > MAX_MONOMIALS:
+            continue
+        terms = [(m,) for m in exponent] if is_axiom_used else [exponent]
+        power = reduce(lambda a, b: apply("*", [a, b]), (apply("exp", [term]) for term in terms), ONE)
+        plain: Polynomial = ((Fraction(1), (('"A"', ()),)),)
+        soft = apply("log", [apply("+", [ONE, power])])
+        shifted = apply("log", [apply("*", [power, apply("exp", [plain])])])
+        at = {n: Fraction(random.randint(-6, 6), 2) for n in NAMES}
+        if abs(value(at)) < 30:
+            wanted = math.log1p(math.exp(value(at)))
+            assert math.isclose(evaluate(soft, at, arguments), wanted, rel_tol=1e-9, abs_tol=1e-9)
+            assert math.isclose(evaluate(shifted, at, arguments), value(at) + at['"A"'], rel_tol=1e-9, abs_tol=1e-9)

@@ -46,6 +46,9 @@ def apply_to_polynomials(op: str, args: list[Polynomial], rounding: Rounding | N
         case "abs", [((k, factors),)] if len(factors) > (k == 1):
             parts = [apply_to_polynomials(op, [((Fraction(1), (f,)),)]) for f in factors]
             return apply_to_polynomials("*", [((-k if k < 0 else k, ()),), *parts])
+        case "log", [((1, ()), (1, factors))] if (turned := _softplus(factors, rounding)) is not None:
+            offset, raised = turned
+            return apply_to_polynomials("+", [offset, apply_to_polynomials(op, [_collect((*ONE, *raised))], rounding)])
         case "log", [a] if (exponents := _common_exponents(a)) is not None:
             shift, rest = exponents
             return apply_to_polynomials("+", [*shift, apply_to_polynomials(op, [rest], rounding)])
@@ -320,6 +323,32 @@ def _common_factors(value: Polynomial) -> tuple[tuple[Factor, ...], Polynomial]:
             for _, factors in rest:
                 factors.remove(factor)
     return tuple(common), _collect((k, tuple(factors)) for k, factors in rest)
+
+
+def _softplus(factors: tuple[Factor, ...], rounding: Rounding | None) -> tuple[Polynomial, Polynomial] | None:
+    """Return c and e^q with log(1 + e^p) = c + log(1 + e^q), if the product of *factors* is e^p.
+
+    Of p = -|y| it is log(1 + e^y) - relu(y), and of p with a negative sign p + log(1 + e^-p).  None for others.
+    """
+    found = [_arguments(factor, "exp") for factor in factors]
+    exponents = [arguments[0] for arguments in found if arguments is not None]
+    if len(exponents) < len(found) or any(may_be_infinite(*m) for exponent in exponents for m in exponent):
+        return None
+    whole = _collect(m for exponent in exponents for m in exponent)
+
+    def power(of: Polynomial) -> Polynomial:
+        return factor_exponentials(of, rounding) if len(found) > 1 else apply_to_polynomials("exp", [of], rounding)
+
+    for k, own in whole:
+        inner = _arguments(own[0], "relu") if len(own) == 1 and k < 0 else None
+        if inner is not None:
+            half = -Fraction(k) / 2
+            y = _collect((multiply_numbers(half, c), of) for c, of in inner[0])
+            if _collect(m for m in whole if m != (k, own)) == y:
+                return ((-half, own),), power(y)
+    if _sign(whole) < 0:
+        return whole, power(apply_to_polynomials("neg", [whole]))
+    return None
 
 
 def _common_exponents(value: Polynomial) -> tuple[list[Polynomial], Polynomial] | None:
