@@ -517,10 +517,15 @@ def open_sweep(
     for name, array in weights.items():
         by_content.setdefault(content_digest({"": array.reshape(-1)}), []).append(name)
     own = {one.tensor(name) for name in first.weights}
-    for twins_by_content in by_content.values():
-        # Weights of one model alone may be defined by weights of the other.
-        if not own.isdisjoint(twins_by_content) and not own.issuperset(twins_by_content):
-            same |= dict.fromkeys(twins_by_content, twins_by_content[0])
+    for representative, *others in by_content.values():
+        if not own.isdisjoint((representative, *others)) and not own.issuperset((representative, *others)):
+            same |= dict.fromkeys((representative, *others), representative)
+        else:  # weights of one model alone may be defined by weights of the other
+            side = one if representative in own else other
+            array = weights[representative]
+            source = Tensor(representative, array.shape, weight=True, dtype=str(array.dtype))
+            for name in others if source.dtype in ELEMENT_TYPES else ():
+                side.equations[name] = Equation(name, _reshaped(source, weights[name].shape))
     shapes = {
         side.tensor(name): value.shape
         for side in (one, other)

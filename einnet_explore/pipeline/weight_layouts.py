@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from einnet_explore.interpreter.evaluation import evaluate
-from einnet_explore.ir import Access, Index, Scope, Tensor
+from einnet_explore.ir import ELEMENT_TYPES, Access, Index, Scope, Tensor
 from einnet_explore.onnx_import.known_arrays import index_of_digits
 from einnet_explore.onnx_import.node_call import access, as_indices, extent_iterators
 from einnet_explore.runtime.arrays import Array
@@ -29,8 +29,8 @@ PROBES = 1 << 6
 
 
 def find_layout(array: Array, name: str, source: Array) -> Scope | None:
-    """Return *array* as a layout of the weight *name* with the elements of *source*; None if it is none."""
-    if array.ndim == 0 or array.dtype != source.dtype or array.dtype.kind not in "fiu":
+    """Return *array* as a layout of all elements, but zeros, of the weight *name*, *source*; None if it is none."""
+    if array.ndim == 0 or array.dtype != source.dtype or str(array.dtype) not in ELEMENT_TYPES:
         return None
     if max(array.size, source.size) > MAX_ELEMENTS:
         return None
@@ -53,14 +53,20 @@ def find_layout(array: Array, name: str, source: Array) -> Scope | None:
         if along is None:
             return None
         index.append(along)
-    scope = Scope(xs, (), access(Tensor(name, source.shape, weight=True), *index))
+    scope = Scope(xs, (), access(Tensor(name, source.shape, weight=True, dtype=str(source.dtype)), *index))
     if shape != array.shape:
         around = tuple((lo, 0) for lo in first)
         whole = extent_iterators(array.shape)
         at = tuple(x - lo for x, lo in zip(whole, first, strict=True))
         scope = Scope(whole, (), Access(Scope(xs, (), scope.body, padding=around), at))
     kind = source.dtype if source.dtype.kind == "f" else "exact"
-    return scope if np.array_equal(evaluate(scope, {name: source}, kind), array) else None
+    if not np.array_equal(evaluate(scope, {name: source}, kind), array):
+        return None
+    # Elements that the layout leaves out would be unrelated to it: a weight may consist of another one, twice.
+    numbers = np.arange(1, source.size + 1, dtype=np.float64).reshape(source.shape)
+    is_read = np.zeros(source.size + 1, bool)
+    is_read[evaluate(scope, {name: numbers}, np.float64).astype(np.int64)] = True
+    return scope if is_read[1:][source.reshape(-1) != 0].all() else None
 
 
 def _sources(array: Array, places: Sequence[Array], source: Array) -> tuple[Sequence[Array], Sequence[Array]] | None:
