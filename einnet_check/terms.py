@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from fractions import Fraction
-from itertools import chain, islice, permutations, product
+from itertools import chain, islice, pairwise, permutations, product
 from math import gcd, inf, isqrt, prod
 from typing import Any, NamedTuple, TypeAlias
 
 from einnet_check.sizes import Beyond, Size, Symbol, floor, form_of, natural, quotient_range
 from einnet_check.text import (
+    COMPARISONS,
     FINITE,
     INTEGERS,
     Box,
@@ -50,6 +51,8 @@ NONE: Axioms = frozenset()
 MOST, WORK = 3000, 2_000_000
 POWER = 8
 """The largest power that is written as a product."""
+BENDS = 17
+"""The most kinks of a piecewise linear function of one argument, and one more."""
 LETTERS = str.maketrans("-*+", "ntp")
 """Letters for the signs of a size in the name of an integer."""
 NEUTRAL: dict[str, Number] = {"sum": Fraction(0), "prod": Fraction(1), "max": -inf, "min": inf}
@@ -133,6 +136,8 @@ class Space:
     def __init__(self, box: Box, same: Callable[[Scope, Scope], bool], axioms: Axioms = NONE) -> None:
         self.same, self.opaque, self.count, self.axioms, self.work = same, list[Scope](), 0, axioms, 0
         self.range: dict[str, tuple[Any, Any]] = {}
+        self.arguments: dict[str, list[Polynomial]] = {}
+        """What functions, by name, were applied to, at some places: at others only the indices differ."""
         self.integers: dict[str, tuple[int, int]] = {}
         """The ranges of elements that are integers."""
         self.inside: dict[str, frozenset[str]] = {"": frozenset()}
@@ -346,6 +351,11 @@ class Space:
 
         The name tells whether values may be infinite.  Of orders that give one value the least *at* is taken.
         """
+        ends = [self.bounds(form) for form in at]
+        at = tuple(
+            {"": low} if isinstance(low, int) and low == high else form
+            for form, (low, high) in zip(at, ends, strict=True)
+        )
         if any(len(form) == 1 for form in at):  # at known places it is a function of the other coordinates only
             named = [Fraction(form[""]) if len(form) == 1 else f"x{d}" for d, form in enumerate(at)]
             free = [d for d, x in enumerate(named) if isinstance(x, str)]
@@ -392,6 +402,7 @@ class Space:
                 return ()
             case "e^", [a]:  # the axiom: of a sum it is the product of those of its terms
                 parts = [self.skeleton((m,)) for m in a]
+                self.arguments |= {f"e^({of})": [(m,)] for (of, _), m in zip(parts, a, strict=True)}
                 return collected([(Fraction(1), tuple((f"e^({of})", at) for of, at in parts))])
             case (("maximum" | "minimum"), [a, b]) if (least := constant(-inf if op == "maximum" else inf)) in (a, b):
                 return b if a == least else a
@@ -410,8 +421,18 @@ class Space:
             case "abs", [((k, factors),)] if len(factors) > (k == 1):
                 sizes = (self.applied(op, [((Fraction(1), (f,)),)]) for f in factors)
                 return self.product([constant(-k if k < 0 else k), *sizes])
-            case (("relu" | "abs" | "maximum" | "minimum"), _) if (sums := self.positive_parts(op, args)) is not None:
+            case (("relu" | "abs" | "maximum" | "minimum" | "select"), _) if (
+                sums := self.positive_parts(op, args)
+            ) is not None:
                 return sums
+            case "log", [((1, ()), (1, factors))] if (turned := self.softplus(factors)) is not None:
+                shift, raised = turned
+                return collected((*shift, *self.applied(op, [collected((*constant(Fraction(1)), *raised))])))
+            case "log", [a] if not any(unbounded(*m) for m in a) and (powers := self.powers(a)):
+                rest = a
+                for taken, _ in powers:
+                    rest = collected((k, without(fs, taken)) for k, fs in rest)
+                return collected(chain(*(c for _, c in powers), self.applied(op, [rest])))
             case "rsqrt", [a]:
                 return self.applied("/", [constant(Fraction(1)), self.applied("sqrt", [a])])
             case "sigmoid", [a]:
@@ -431,6 +452,9 @@ class Space:
         parts = [self.skeleton(arg) for arg in args]
         of = f"{op}({', '.join(of for of, _ in parts)})"
         endless = not args[1] if op == "/" else "∞" in of and op not in FINITE
+        self.arguments[of + "∞" * endless] = args
+        if op in COMPARISONS:
+            self.integers[of] = 0, 1
         return ((power, ((of + "∞" * endless, tuple(f for _, at in parts for f in at)),)),)
 
     def unchanged(self, op: str, args: list[Polynomial]) -> Polynomial | None:
@@ -465,7 +489,13 @@ class Space:
             case "relu", [a]:
                 if all(k > 0 and all(of.startswith(POSITIVE) for of, _ in factors) for k, factors in a):
                     return a
+                if (bent := self.bent(a)) is not None:
+                    return bent
                 return collected((*a, *self.applied(op, [negative(a)]))) if leading(a) < 0 else None
+            case "select", [condition, a, b] if (ends := self.compared(condition)) is not None:
+                above, gap = (collected((*p, *negative(q))) for p, q in (ends[1::-1], (a, b) if ends[2] else (b, a)))
+                if (ratio := quotient(gap, above)) is not None:
+                    return collected((*(b if ends[2] else a), *self.product([ratio, self.applied("relu", [above])])))
             case "abs", [a]:
                 return self.positive_parts("maximum", [a, negative(a)])
             case "maximum", [a, b]:
@@ -475,6 +505,99 @@ class Space:
                 found = self.positive_parts("maximum", [negative(a), negative(b)])
                 return None if found is None else negative(found)
         return None
+
+    def operands(self, op: str, factors: Factors) -> list[Polynomial] | None:
+        """The operands of the only one of *factors*, which is *op* of them; None where it is not."""
+        of, at = factors[0] if len(factors) == 1 else ("", ())
+        if not of.startswith(f"{op}(") or of not in self.arguments:
+            return None
+        forms = iter(at)
+        return [
+            collected((k, tuple((n, tuple(next(forms) for _ in rows)) for n, rows in fs)) for k, fs in value)
+            for value in self.arguments[of]
+        ]
+
+    def powers(self, value: Polynomial) -> list[tuple[Factors, Polynomial]]:
+        """The factors e^c of all monomials, each with c: the logarithm of e^c·p is c + log p."""
+        shared = [p[0][1] for p in common(value)[0]]
+        found = ((fs, self.operands("exp", fs) or self.operands("e^", fs)) for fs in shared)
+        return [(fs, c[0]) for fs, c in found if c]
+
+    def softplus(self, factors: Factors) -> tuple[Polynomial, Polynomial] | None:
+        """c and e^q for which log(1 + e^p) is c + log(1 + e^q), where *factors* are e^p; None for others.
+
+        Of p = -|y| it is log(1 + e^y) - relu(y), of another p whose sign is negative p + log(1 + e^-p).
+        """
+        ops = [next((op for op in ("exp", "e^") if of.startswith(f"{op}(")), "") for of, _ in factors]
+        found = [self.operands(op, (factor,)) for op, factor in zip(ops, factors, strict=True) if op]
+        if len(found) < len(factors) or len({*ops}) > 1 or any("∞" in of for of, _ in factors):
+            return None
+        whole = collected(m for arguments in found for p in arguments or () for m in p)
+        if None in found:
+            return None
+        for k, own in whole:
+            inner = self.operands("relu", own) if k < 0 else None
+            if inner is not None:
+                half = -Fraction(k) / 2
+                y = collected((half * c, fs) for c, fs in inner[0])
+                if collected(m for m in whole if m != (k, own)) == y:
+                    return ((-half, own),), self.applied(ops[0], [y])
+        return (whole, self.applied(ops[0], [negative(whole)])) if leading(whole) < 0 else None
+
+    def compared(self, condition: Polynomial) -> tuple[Polynomial, Polynomial, bool] | None:
+        """a, b and whether *condition* is a < b or a <= b, or else 1 less that; None where it is neither."""
+        match condition:
+            case ((k, factors),) if factors and k == 1:
+                way = True
+            case ((one, ()), (k, factors)) if one == 1 and k == -1:
+                way = False
+            case _:
+                return None
+        ends = self.operands("less", factors) or self.operands("less_equal", factors)
+        return None if ends is None or any(unbounded(*m) for p in ends for m in p) else (ends[0], ends[1], way)
+
+    def bent(self, value: Polynomial) -> Polynomial | None:
+        """relu of a piecewise linear function of one y, which has such parts: s·y + c + Σ k·relu(y - t)."""
+        base, lines = Fraction(0), list[Polynomial]()
+        parts, rest, y = list[tuple[Fraction, Polynomial]](), list[tuple[Number, Factors]](), constant(0)
+        for k, factors in value:
+            if (inner := self.operands("relu", factors)) is not None:
+                parts.append((Fraction(k), inner[0]))
+                lines.append(tuple(m for m in inner[0] if m[1]))
+                y = y or tuple((c / lines[0][0][0], fs) for c, fs in lines[0])
+            elif factors:
+                rest.append((k, factors))
+            else:
+                base = Fraction(k)
+        found = [quotient(line, y) for line in (tuple(rest), *lines)] if y else [None]
+        if len(found) > BENDS or any(p is None or any(fs for _, fs in p) for p in found):
+            return None
+        steep, *steps = (Fraction(p[0][0]) if p else Fraction(0) for p in found if p is not None)
+        starts = [sum((Fraction(k) for k, fs in line if not fs), Fraction(0)) for _, line in parts]
+        if not all(steps):
+            return None
+
+        def at(x: Fraction) -> Fraction:
+            bends = zip(parts, steps, starts, strict=True)
+            return base + steep * x + sum(k * max(m * x + c, Fraction(0)) for (k, _), m, c in bends)
+
+        ends = sorted({-c / m for m, c in zip(steps, starts, strict=True)})
+        grid = [ends[0] - 1, *ends, ends[-1] + 1]
+        for low, high in pairwise(grid):
+            rise = (at(high) - at(low)) / (high - low)
+            zero = low - at(low) / rise if rise else low
+            if (zero >= low or low == grid[0]) and (zero <= high or high == grid[-1]):
+                ends.append(zero)
+        ends = sorted(set(ends))
+        grid = [ends[0] - 1, *ends, ends[-1] + 1]
+        tall = [max(at(x), Fraction(0)) for x in grid]
+        slopes = [(q - p) / (h - x) for (x, h), (p, q) in zip(pairwise(grid), pairwise(tall), strict=True)]
+        total = [*((slopes[0] * k, fs) for k, fs in y), *constant(tall[1] - slopes[0] * ends[0])]
+        for end, (before, after) in zip(ends, pairwise(slopes), strict=True):
+            if before != after:
+                part = self.applied("relu", [collected((*y, *constant(-end)))])
+                total += ((k * (after - before), fs) for k, fs in part)
+        return collected(total)
 
     def product(self, parts: Iterable[Polynomial]) -> Polynomial:
         """The product of *parts*."""
@@ -499,6 +622,32 @@ def leading(value: Polynomial) -> int:
     last = max(([of for of, _ in factors] for _, factors in value), default=[])
     signs = {k > 0 for k, factors in value if [of for of, _ in factors] == last}
     return (1 if True in signs else -1) if len(signs) == 1 else 0
+
+
+def quotient(value: Polynomial, divisor: Polynomial) -> Polynomial | None:
+    """The polynomial whose product with *divisor* is *value*; of a sum only a number is found; None without."""
+    if not divisor:
+        return None
+    if len(divisor) > 1 and value:
+        ratio = Fraction(value[0][0]) / Fraction(divisor[0][0])
+        return constant(ratio) if value == collected((ratio * m, fs) for m, fs in divisor) else None
+    out = list[tuple[Number, Factors]]()
+    for k, factors in value:
+        rest = list(factors)
+        for factor in divisor[0][1]:
+            if factor not in rest:
+                return None
+            rest.remove(factor)
+        out.append((Fraction(k) / Fraction(divisor[0][0]), tuple(rest)))
+    return collected(out)
+
+
+def without(factors: Factors, taken: Factors) -> Factors:
+    """*factors* without those *taken*, once each."""
+    rest = list(factors)
+    for factor in taken:
+        rest.remove(factor)
+    return tuple(rest)
 
 
 def common(value: Polynomial) -> tuple[list[Polynomial], Polynomial]:
@@ -627,11 +776,14 @@ def factors(e: Expr) -> Iterable[Expr]:
 
 
 def terms(e: Expr) -> Iterable[Expr]:
+    """The terms of *e*; what a scope that reduces nothing is at a place is a sum of terms as well."""
     match e:
         case ("+", a, b):
             yield from (*terms(a), *terms(b))
         case ("*", Fraction() as k, a):
             yield from (("*", k, term) for term in terms(a))
+        case Read(Scope(sums=(), domain=()) as scope, at) if scope.reach == scope.box:
+            yield from terms(put(scope.body, {x: i for (x, _, _), i in zip(scope.own, at, strict=True)}))
         case _:
             yield e
 

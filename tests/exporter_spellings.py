@@ -132,3 +132,115 @@ def exporter_spellings() -> Iterable[tuple[str, Pair]]:
         "softmax without the maximum",
         Pair(safe, model(rows, "e = Exp(x); s = ReduceSum(e, a); y = Div(e, s)", a=[-1]), "different"),
     )
+
+
+ROWS = "float[3,10] x -> float[3,10] y"
+COLUMN = "float[3,10] x -> float[3,1] y"
+ONE_PASS = "u = ReduceMean(x, a); q = Mul(x, x); s = ReduceMean(q, a); p = Mul(u, u); "
+"""The mean and its square, and the mean of the squares."""
+
+
+def function_spellings() -> Iterable[tuple[str, Pair]]:
+    """Yield spellings of single functions and of parallel convolutions, and near misses, by name."""
+    yield from _variances()
+    yield from _piecewise_linear()
+    yield from _logarithms()
+    yield from _parallel_convolutions()
+
+
+def _variances() -> Iterable[tuple[str, Pair]]:
+    centred = "u = ReduceMean(x, a); d = Sub(x, u); q = Mul(d, d); y = ReduceMean(q, a)"
+    two = model(COLUMN, centred, a=[-1])
+    yield "variance in one pass", Pair(two, model(COLUMN, f"{ONE_PASS}y = Sub(s, p)", a=[-1]), "rounded")
+    yield "second moment", Pair(two, model(COLUMN, f"{ONE_PASS}y = Sub(s, u)", a=[-1]), "different")
+    norm = model(ROWS, "y = LayerNormalization<axis=-1>(x, g)", g=np.arange(10.0))
+    tail = "e = Add(v, i); r = Sqrt(e); d = Sub(x, u); z = Div(d, r); y = Mul(z, g)"
+    weights = {"a": [-1], "i": 1e-5, "g": np.arange(10.0)}
+    yield "normalisation in one pass", Pair(norm, model(ROWS, f"{ONE_PASS}v = Sub(s, p); {tail}", **weights), "rounded")
+    yield "sum of moments", Pair(norm, model(ROWS, f"{ONE_PASS}v = Add(s, p); {tail}", **weights), "different")
+
+
+def _piecewise_linear() -> Iterable[tuple[str, Pair]]:
+    def pair(first: str, second: str, kind: str = "proved", **numbers: float) -> Pair:
+        return Pair(*(model(ROWS, f"{nodes}", **_read(numbers, nodes)) for nodes in (first, second)), kind)
+
+    clip, relu, greater = "y = Clip(x, l, h)", "y = Relu(x)", "b = Greater(x, l); "
+    low, high = "a = Max(x, l); y = Min(a, h)", "a = Min(x, h); y = Max(a, l)"
+    yield "clip, minimum first", pair(clip, high, l=-1.5, h=2.0)
+    yield "clip, maximum first", pair(clip, low, l=-1.5, h=2.0)
+    yield "clip of a rectifier", pair(clip, "a = Relu(x); y = Min(a, h)", l=0.0, h=6.0)
+    yield "clip, ends exchanged", pair(high, low, "different", l=3.0, h=1.0)
+    steps = "a = Mul(x, k); c = Add(a, t); d = Min(c, h); y = Max(d, l)"
+    yield "hard sigmoid", pair("y = HardSigmoid<alpha=0.2,beta=0.5>(x)", steps, k=0.2, t=0.5, h=1.0, l=0.0)
+    yield "rectifier by where", pair(relu, f"{greater}y = Where(b, x, l)", l=0.0)
+    yield "rectifier by the negation", pair(relu, f"{greater}n = Not(b); y = Where(n, l, x)", l=0.0)
+    yield "rectifier with a threshold", pair(relu, f"{greater}y = Where(b, x, z)", "different", l=0.5, z=0.0)
+    leaky = "y = LeakyRelu<alpha=0.1>(x)"
+    yield "leaky rectifier by where", pair(leaky, f"{greater}a = Mul(x, k); y = Where(b, x, a)", l=0.0, k=0.1)
+    yield (
+        "leaky branches exchanged",
+        pair(leaky, f"{greater}a = Mul(x, k); y = Where(b, a, x)", "different", l=0.0, k=0.1),
+    )
+    yield "absolute value by where", pair("y = Abs(x)", "b = Less(x, l); n = Neg(x); y = Where(b, n, x)", l=0.0)
+    nested = f"{greater}a = Where(b, x, l); c = Less(a, h); y = Where(c, a, h)"
+    yield "clip by where", pair(clip, nested, l=0.0, h=6.0)
+    both = "float[3,10] x, float[3,10] w -> float[3,10] y"
+    larger = [model(both, nodes) for nodes in ("y = Max(x, w)", "b = GreaterOrEqual(x, w); y = Where(b, x, w)")]
+    yield "maximum by where", Pair(*larger, "proved")
+    slopes = np.arange(10.0) / 7
+    by_slope = model(ROWS, "b = GreaterOrEqual(x, z); a = Mul(x, s); y = Where(b, x, a)", z=0.0, s=slopes)
+    yield "slopes by where", Pair(model(ROWS, "y = PRelu(x, s)", s=slopes), by_slope, "proved")
+
+
+def _logarithms() -> Iterable[tuple[str, Pair]]:
+    shifted = "u = ReduceMax(x, a); d = Sub(x, u); e = Exp(d); t = ReduceSum(e, a); g = Log(t); "
+    logarithm = model(ROWS, "y = LogSoftmax(x)")
+    yield (
+        "logarithm of a softmax",
+        Pair(logarithm, model(ROWS, "g = ReduceLogSumExp(x, a); y = Sub(x, g)", a=[-1]), "proved"),
+    )
+    yield "logarithm of a softmax by parts", Pair(logarithm, model(ROWS, f"{shifted}y = Sub(d, g)", a=[-1]), "proved")
+    yield "logarithm without the shift", Pair(logarithm, model(ROWS, f"{shifted}y = Sub(x, g)", a=[-1]), "different")
+    total = model(COLUMN, "y = ReduceLogSumExp(x, a)", a=[-1])
+    yield "logarithm of a sum", Pair(total, model(COLUMN, f"{shifted}y = Add(g, u)", a=[-1]), "proved")
+    yield "logarithm less the shift", Pair(total, model(COLUMN, f"{shifted}y = Sub(g, u)", a=[-1]), "different")
+    mish = model(ROWS, "y = Mish(x)")
+    yield "mish by parts", Pair(mish, model(ROWS, "s = Softplus(x); t = Tanh(s); y = Mul(x, t)"), "proved")
+    by_logarithm = "e = Exp(x); p = Add(e, o); g = Log(p); t = Tanh(g); y = Mul(x, t)"
+    yield "mish by a logarithm", Pair(mish, model(ROWS, by_logarithm, o=1.0), "proved")
+    yield "mish with another base", Pair(mish, model(ROWS, by_logarithm, o=1.5), "different")
+    soft, reflected = model(ROWS, "y = Softplus(x)"), "n = Neg(x); s = Softplus(n); y = Add(x, s)"
+    yield "softplus of the opposite", Pair(soft, model(ROWS, reflected), "proved")
+    yield "softplus less the opposite", Pair(soft, model(ROWS, reflected.replace("Add", "Sub")), "different")
+    yield "mish by a sigmoid", Pair(mish, model(ROWS, "s = Softplus(x); t = Sigmoid(s); y = Mul(x, t)"), "different")
+
+
+def _parallel_convolutions() -> Iterable[tuple[str, Pair]]:
+    rng = np.random.default_rng(8)
+    image, rest = "float[1,4,6,6] x -> float[1,4,6,6] y", "c = Add(a, b); y = Add(c, x)"
+    large, small = rng.standard_normal((4, 4, 3, 3)), rng.standard_normal((4, 4, 1, 1))
+    inside = ((0, 0), (0, 0), (1, 1), (1, 1))
+    identity = np.eye(4).reshape(4, 4, 1, 1)
+    parallel = model(image, f"a = Conv<pads=[1,1,1,1]>(x, w); b = Conv(x, v); {rest}", w=large, v=small)
+    for name, one, kind in (
+        ("parallel convolutions", identity, "rounded"),
+        ("a skip too many", 2 * identity, "different"),
+    ):
+        joined = large + np.pad(small + one, inside)
+        yield name, Pair(parallel, model(image, "y = Conv<pads=[1,1,1,1]>(x, w)", w=joined), kind)
+    moved = large + np.pad(small + identity, ((0, 0), (0, 0), (0, 2), (1, 1)))
+    yield "a kernel off by one", Pair(parallel, model(image, "y = Conv<pads=[1,1,1,1]>(x, w)", w=moved), "different")
+    given = {f"{letter}{n}": np.abs(rng.standard_normal(4)) + 0.5 for n in range(3) for letter in "shmv"}
+    norms = [f"{o} = BatchNormalization({i}, s{n}, h{n}, m{n}, v{n}); " for n, (i, o) in enumerate(("ad", "be", "xf"))]
+    nodes = f"a = Conv<pads=[1,1,1,1]>(x, w); b = Conv(x, v); {''.join(norms)}g = Add(d, e); y = Add(g, f)"
+    scale = [given[f"s{n}"] / np.sqrt(given[f"v{n}"] + 1e-5) for n in range(3)]
+    first, second, third = (each.reshape(4, 1, 1, 1) for each in scale)
+    joined = large * first + np.pad(small * second + identity * third, inside)
+    bias = sum(given[f"h{n}"] - given[f"m{n}"] * scale[n] for n in range(3))
+    one = model(image, "y = Conv<pads=[1,1,1,1]>(x, w, b)", w=joined, b=bias)
+    yield "normalised parallel convolutions", Pair(model(image, nodes, w=large, v=small, **given), one, "rounded")
+
+
+def _read(numbers: dict[str, float], nodes: str) -> dict[str, float]:
+    """The *numbers* whose names *nodes* read."""
+    return {name: number for name, number in numbers.items() if f" {name}," in nodes or f" {name})" in nodes}

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from exporter_spellings import exporter_spellings
+from exporter_spellings import exporter_spellings, function_spellings
 from exporter_spellings import model as small_model
 from onnx import TensorProto, helper, numpy_helper
 from onnx_building import Dims, build
@@ -754,7 +754,7 @@ def test_a_comparison_ends_at_its_budget_with_what_is_known(
     assert ee.equal(program, program, budget=0.1).kind == "unknown"
 
 
-SPELLINGS = dict(exporter_spellings())
+SPELLINGS = dict(exporter_spellings()) | dict(function_spellings())
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
@@ -832,3 +832,78 @@ def test_domains_that_do_not_fit_are_refused(
     onnx.save(small_model("int64[8] x -> int64[8] y", "y = Neg(x)"), file)
     assert main(["equal", file, file, "--domain", domain]) == 2
     assert message in capsys.readouterr().err
+
+
+def overlapping_windows(mask_from: int = 0, place_from: int = 0) -> onnx.ModelProto:
+    """A transposed convolution as a product and a sum of two windows, selected by known masks and indices.
+
+    The mask begins *mask_from* rows later, and the second window is read *place_from* elements later.
+    """
+    nodes = (
+        "r = Reshape(x, s1); t = Transpose<perm=[1,0]>(r); p = MatMul(t, w); q = Pad(p, around); f = Reshape(q, flat); "
+        "a = Gather(f, i); b = Gather(f, j); u = Where(m, a, z); v = Where(n, b, z); c = Add(u, v); y = Reshape(c, s2)"
+    )
+    rows, ends = np.arange(4)[:, None], np.arange(2)
+    # Position 2 h + r of the result is row h + 1 of tap r - 1 or row h of tap r + 1, r = 0, 1.
+    places = np.arange(5)[:, None, None] * 4 + (rows + 1)[None] * 20
+    first = places + np.where(ends == 0, 1, 20 + 0)
+    second = places + np.where(ends == 0, 3 - 20, 2)
+    weight = transposed_weight()
+    return small_model(
+        "float[1,3,4] x -> float[1,5,8] y", nodes, s1=[3, 4], around=[1, 0, 1, 0], flat=[-1], s2=[1, 5, 8], z=0.0,
+        w=weight.reshape(3, 20), i=first, j=second + place_from,
+        m=(rows + ends < 4 - mask_from)[None], n=(rows + ends > mask_from)[None],
+    )  # fmt: skip
+
+
+def transposed_weight() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((3, 5, 4)).astype(np.float32)
+
+
+def transposed_convolution() -> onnx.ModelProto:
+    nodes = "y = ConvTranspose<strides=[2], pads=[1,1]>(x, w)"
+    return small_model("float[1,3,4] x -> float[1,5,8] y", nodes, w=transposed_weight())
+
+
+def test_known_masks_and_indices_of_overlapping_windows_are_proved(tmp_path: Path) -> None:
+    found = ee.equal(transposed_convolution(), overlapping_windows())
+    assert found.kind == "proved"
+    assert replayed(found, tmp_path) == {"proved"}
+
+
+@pytest.mark.parametrize(("mask_from", "place_from"), [(1, 0), (0, 1), (0, -1)])
+def test_masks_and_indices_off_by_one_are_different(mask_from: int, place_from: int) -> None:
+    assert ee.equal(transposed_convolution(), overlapping_windows(mask_from, place_from)).kind == "different"
+
+
+@pytest.mark.parametrize("name", ["banded", "padded"])
+def test_weights_in_another_layout_are_proved_and_other_elements_are_different(name: str) -> None:
+    """A matrix of all positions, and channels first with zeros between."""
+    kernel = np.random.default_rng(1).standard_normal((6, 4, 3)).astype(np.float32)
+    signature = "float[1,4,8] x -> float[1,6,6] y"
+    if name == "banded":
+        banded = np.zeros((4, 8, 6, 6), np.float32)
+        for place, tap in np.ndindex(6, 3):
+            banded[:, place + tap, :, place] = kernel[:, :, tap].T
+        weight, nodes = banded.reshape(32, 36), "r = Reshape(x, s); p = MatMul(r, w); y = Reshape(p, t)"
+        sizes = {"s": [1, 32], "t": [1, 6, 6]}
+    else:
+        weight = np.pad(kernel, ((0, 0), (0, 0), (0, 1))).transpose(1, 0, 2).reshape(4, 24)
+        nodes = "e = Pad(x, p); r = Reshape(w, s); k = Transpose<perm=[1,0,2]>(r); y = Conv(e, k)"
+        sizes = {"s": [4, 6, 4], "p": [0, 0, 0, 0, 0, 1]}
+    convolution = small_model(signature, "y = Conv(x, w)", w=kernel)
+    assert ee.equal(convolution, small_model(signature, nodes, w=weight, **sizes)).kind == "proved"
+    wrong = weight.copy()
+    wrong[1, 5] += np.float32(1)
+    assert ee.equal(convolution, small_model(signature, nodes, w=wrong, **sizes)).kind == "different"
+
+
+@pytest.mark.parametrize(("change", "kind"), [(0, "proved"), (1, "different")])
+def test_layouts_of_integer_weights_are_proved(change: int, kind: str) -> None:
+    weight = np.arange(-12, 12, dtype=np.int8).reshape(6, 4)
+    signature = "int8[3,6] x -> int32[3,4] y"
+    other = weight.T.copy()
+    other[1, 2] += change
+    first = small_model(signature, "y = MatMulInteger(x, w)", w=weight)
+    second = small_model(signature, "t = Transpose(w); y = MatMulInteger(x, t)", w=other)
+    assert ee.equal(first, second).kind == kind

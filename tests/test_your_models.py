@@ -83,14 +83,47 @@ def test_masks_of_one_dimension_agree_with_onnx_runtime(size: int, a: int, b: in
     agree(selecting(mask[:, None] if down else mask, 2, size, size), {"x": x})
 
 
+@given(st.data(), seeds)
+def test_half_spaces_and_periods_of_several_dimensions_agree_with_onnx_runtime(data: st.DataObject, seed: int) -> None:
+    """Masks that an export with mixed radices has, such as those of overlapping windows."""
+    sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
+    place = np.indices(sizes)
+    if data.draw(st.booleans()):
+        steps = data.draw(st.lists(st.integers(-4, 4), min_size=len(sizes), max_size=len(sizes)))
+        mask = np.tensordot(steps, place, 1) >= data.draw(st.integers(-6, 6))
+    else:
+        periods = [data.draw(st.integers(1, 3)) for _ in sizes]
+        mask = np.logical_and.reduce([at % p == 0 for at, p in zip(place, periods, strict=True)])
+    agree(selecting(mask, *sizes), {"x": integers(np.random.default_rng(seed), *sizes)})
+
+
+@given(st.data(), seeds)
+def test_gathers_by_digits_and_by_clamped_indices_agree_with_onnx_runtime(data: st.DataObject, seed: int) -> None:
+    """Digits in another order, and windows whose ends are clamped."""
+    if data.draw(st.booleans()):
+        radices = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+        wanted = np.arange(np.prod(radices)).reshape(radices).T.reshape(-1)
+    else:
+        wanted = np.add.outer(np.arange(data.draw(st.integers(1, 5))) * 2, np.arange(3)) + data.draw(st.integers(-3, 2))
+        wanted = np.clip(wanted, 0, wanted.max() - 1 if data.draw(st.booleans()) and wanted.max() > 0 else None)
+    x = integers(np.random.default_rng(seed), 2, int(wanted.max()) + 1)
+    agree(build([node("Gather", ["x", "i"], ["y"], axis=1)], {"x": x.shape}, ["y"], {"i": wanted}), {"x": x})
+
+
 @pytest.mark.parametrize(
     ("mask", "why"),
     [
-        (np.array([True, False, True, False]), "its condition is not a band of its last two dimensions"),
-        (np.array([[[True]], [[False]]]), "its condition of shape (2, 1, 1) varies along more than two dimensions"),
+        (
+            np.array([[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0]], bool),
+            "its condition of shape [3, 4] is no band, no product of periods and no convex set",
+        ),
+        (
+            np.random.default_rng(0).integers(0, 2, (2, 3, 4)).astype(bool),
+            "its condition of shape [2, 3, 4] is no band, no product of periods and no convex set",
+        ),
     ],
 )
-def test_masks_that_are_no_band_are_unchanged(mask: Any, why: str) -> None:
+def test_masks_that_are_no_conditions_on_indices_are_unchanged(mask: Any, why: str) -> None:
     assert refusal(selecting(mask, 2, 3, 4)) == why
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fractions import Fraction
-from itertools import product
+from itertools import pairwise, product
 from math import inf, isinf, isnan, prod
 from typing import TypeAlias
 
@@ -46,10 +46,16 @@ def apply_to_polynomials(op: str, args: list[Polynomial], rounding: Rounding | N
         case "abs", [((k, factors),)] if len(factors) > (k == 1):
             parts = [apply_to_polynomials(op, [((Fraction(1), (f,)),)]) for f in factors]
             return apply_to_polynomials("*", [((-k if k < 0 else k, ()),), *parts])
+        case "log", [((1, ()), (1, factors))] if (turned := _softplus(factors, rounding)) is not None:
+            offset, raised = turned
+            return apply_to_polynomials("+", [offset, apply_to_polynomials(op, [_collect((*ONE, *raised))], rounding)])
+        case "log", [a] if (exponents := _common_exponents(a)) is not None:
+            shift, rest = exponents
+            return apply_to_polynomials("+", [*shift, apply_to_polynomials(op, [rest], rounding)])
         case (("rsqrt" | "sigmoid" | "tanh" | "pow"), _):
             if (defined := _by_definition(op, args, rounding)) is not None:
                 return defined
-        case (("relu" | "abs" | "maximum" | "minimum"), _):
+        case (("relu" | "abs" | "maximum" | "minimum" | "select"), _):
             if (defined := _in_positive_parts(op, args, rounding)) is not None:
                 return defined
     function = SCALAR_FUNCTIONS.get(op)
@@ -103,8 +109,19 @@ def _in_positive_parts(op: str, args: list[Polynomial], rounding: Rounding | Non
     match op, args:
         case "relu", [a] if all(k > 0 and all(map(_is_positive, factors)) for k, factors in a):
             return a
+        case "relu", [a] if (found := _piecewise_linear(a)) is not None:
+            y, slope, start, kinks = found
+            parts = [apply("relu", _collect((*y, (-end, ())))) for _, end in kinks]
+            scaled = (apply("*", ((k, ()),), part) for (k, _), part in zip(kinks, parts, strict=True))
+            return apply("+", _collect([*((slope * Fraction(k), of) for k, of in y), (start, ())]), *scaled)
         case "relu", [a] if _sign(a) < 0:
             return apply("+", a, apply("relu", apply("neg", a)))
+        case "select", [condition, a, b] if (compared := _compared(condition)) is not None:
+            holds, low, high = compared
+            a, b = (a, b) if holds else (b, a)
+            above, rest = apply("-", high, low), apply("-", a, b)
+            if (quotient := _quotient(rest, above)) is not None:
+                return apply("+", b, apply("*", quotient, apply("relu", above)))
         case "abs", [a] if _sign(a):
             part = apply("relu", a)
             return apply("-", apply("+", part, part), a)
@@ -113,6 +130,118 @@ def _in_positive_parts(op: str, args: list[Polynomial], rounding: Rounding | Non
                 return apply("+", a, apply("relu", rest))
             return apply("-", a, apply("relu", apply("neg", rest)))
     return None
+
+
+MAX_KINKS = 16
+"""Kinks of a piecewise linear function of one polynomial."""
+
+
+def _piecewise_linear(
+    value: Polynomial,
+) -> tuple[Polynomial, Fraction, Fraction, list[tuple[Fraction, Fraction]]] | None:
+    """Return y, s, c and pairs (k, t) with relu(*value*) = s·y + c + Σ k·relu(y - t), for a polynomial y.
+
+    The value is a sum of a multiple of y, a number, and positive parts of such sums.  None for others, and for a value
+    without positive parts.
+    """
+    start, rest, kinks = Fraction(0), list[Monomial](), list[tuple[Fraction, Fraction, Fraction]]()
+    y: Polynomial = ()
+    for k, factors in value:
+        inner = _arguments(factors[0], "relu") if len(factors) == 1 else None
+        if inner is not None:
+            line = tuple(m for m in inner[0] if m[1])
+            y = y or tuple((Fraction(c) / Fraction(line[0][0]), of) for c, of in line)
+            factor = constant_value(_quotient(line, y) or ())
+            if not factor:
+                return None
+            offset = Fraction(next((c for c, of in inner[0] if not of), 0))
+            kinks.append((Fraction(k), Fraction(factor), offset))
+        elif factors:
+            rest.append((k, factors))
+        else:
+            start = Fraction(k)
+    slope = constant_value(quotient) if y and (quotient := _quotient(tuple(rest), y)) is not None else None
+    if slope is None or len(kinks) > MAX_KINKS:
+        return None
+
+    def at(place: Fraction) -> Fraction:
+        return start + Fraction(slope) * place + sum(k * max(c * place + d, Fraction(0)) for k, c, d in kinks)
+
+    ends = sorted({-d / c for _, c, d in kinks})
+    zeros = set[Fraction]()
+    places = [ends[0] - 1, *ends, ends[-1] + 1]  # the function is linear beyond the outermost kinks
+    for low, high in pairwise(places):
+        steep = (at(high) - at(low)) / (high - low)
+        zero = low - at(low) / steep if steep else None
+        if zero is not None and (low <= zero or low == places[0]) and (zero <= high or high == places[-1]):
+            zeros.add(zero)
+    ends = sorted({*ends, *zeros})
+    places = [ends[0] - 1, *ends, ends[-1] + 1]
+    heights = [max(at(place), Fraction(0)) for place in places]
+    slopes = [(q - p) / (high - low) for (low, high), (p, q) in zip(pairwise(places), pairwise(heights), strict=True)]
+    changes = [(after - before, end) for (before, after), end in zip(pairwise(slopes), ends, strict=True)]
+    return y, slopes[0], heights[1] - slopes[0] * ends[0], [(k, end) for k, end in changes if k]
+
+
+def _compared(value: Polynomial) -> tuple[bool, Polynomial, Polynomial] | None:
+    """Return a and b of the condition a < b or a <= b, or of its negation, and whether it is not negated.
+
+    Where both are equal, what a factor b - a multiplies is 0 in any case.
+    """
+    match value:
+        case ((1, (factor,)),):
+            holds = True
+        case ((1, ()), (-1, (factor,))) | ((-1, (factor,)), (1, ())):
+            holds = False
+        case _:
+            return None
+    found = _arguments(factor, "less") or _arguments(factor, "less_equal")
+    if found is None or any(may_be_infinite(*m) for arg in found for m in arg):
+        return None
+    return holds, found[0], found[1]
+
+
+def _quotient(value: Polynomial, divisor: Polynomial) -> Polynomial | None:
+    """Return *value* / *divisor*: a number, or a polynomial if the divisor has one monomial; None without."""
+    if not value or not divisor:
+        return () if divisor else None
+    if len(divisor) > 1:
+        ratio = Fraction(value[0][0]) / Fraction(divisor[0][0])
+        scaled = _collect((multiply_numbers(ratio, k), factors) for k, factors in divisor)
+        return ((ratio, ()),) if scaled == value else None
+    ((k, own),) = divisor
+    out = list[Monomial]()
+    for c, factors in value:
+        rest = list(factors)
+        for factor in own:
+            if factor not in rest:
+                return None
+            rest.remove(factor)
+        out.append((Fraction(c) / Fraction(k), tuple(rest)))
+    return _collect(out)
+
+
+class _FunctionName(str):
+    """The name of a function of polynomials, with the *shape* of these.
+
+    The shape lists the coefficient and the factors of each monomial; each factor has a name and a number of indices.
+    """
+
+    __slots__ = ("shape",)
+
+    shape: tuple[tuple[tuple[Number, tuple[tuple[str, int], ...]], ...], ...]
+
+
+def _arguments(factor: Factor, op: str) -> list[Polynomial] | None:
+    """Return the arguments of *factor*, the function *op* of polynomials; None for other factors."""
+    name, at = factor
+    if not isinstance(name, _FunctionName) or not name.startswith(f"{op}("):
+        return None
+    forms = iter(at)
+    return [
+        _collect((k, tuple((of, tuple(next(forms) for _ in range(n))) for of, n in factors)) for k, factors in shape)
+        for shape in name.shape
+    ]
 
 
 def _sign(value: Polynomial) -> int:
@@ -196,6 +325,46 @@ def _common_factors(value: Polynomial) -> tuple[tuple[Factor, ...], Polynomial]:
     return tuple(common), _collect((k, tuple(factors)) for k, factors in rest)
 
 
+def _softplus(factors: tuple[Factor, ...], rounding: Rounding | None) -> tuple[Polynomial, Polynomial] | None:
+    """Return c and e^q with log(1 + e^p) = c + log(1 + e^q), if the product of *factors* is e^p.
+
+    Of p = -|y| it is log(1 + e^y) - relu(y), and of p with a negative sign p + log(1 + e^-p).  None for others.
+    """
+    found = [_arguments(factor, "exp") for factor in factors]
+    exponents = [arguments[0] for arguments in found if arguments is not None]
+    if len(exponents) < len(found) or any(may_be_infinite(*m) for exponent in exponents for m in exponent):
+        return None
+    whole = _collect(m for exponent in exponents for m in exponent)
+
+    def power(of: Polynomial) -> Polynomial:
+        return factor_exponentials(of, rounding) if len(found) > 1 else apply_to_polynomials("exp", [of], rounding)
+
+    for k, own in whole:
+        inner = _arguments(own[0], "relu") if len(own) == 1 and k < 0 else None
+        if inner is not None:
+            half = -Fraction(k) / 2
+            y = _collect((multiply_numbers(half, c), of) for c, of in inner[0])
+            if _collect(m for m in whole if m != (k, own)) == y:
+                return ((-half, own),), power(y)
+    if _sign(whole) < 0:
+        return whole, power(apply_to_polynomials("neg", [whole]))
+    return None
+
+
+def _common_exponents(value: Polynomial) -> tuple[list[Polynomial], Polynomial] | None:
+    """Return the exponents c, and p, of *value* = e^c · … · p: its logarithm is c + … + log p; None without."""
+    if any(may_be_infinite(*m) for m in value):
+        return None
+    shift, rest = list[Polynomial](), list[tuple[Number, list[Factor]]]((k, list(fs)) for k, fs in value)
+    for factor in _common_factors(value)[0]:
+        argument = _arguments(factor, "exp")
+        if argument is not None:
+            shift += argument
+            for _, factors in rest:
+                factors.remove(factor)
+    return (shift, _collect((k, tuple(factors)) for k, factors in rest)) if shift else None
+
+
 def _scaled(function: ScalarFunction, args: list[Polynomial]) -> tuple[Fraction, list[Polynomial]] | None:
     """Return c^degree and *args* / c, where c is their largest coefficient: f(c·x) = c^degree · f(x) for c > 0."""
     sizes: list[Number] = [-k if k < 0 else k for arg in args for k, _ in arg]
@@ -209,7 +378,9 @@ def _symbol(op: str, args: list[Polynomial], rounding: Rounding | None = None) -
     names, index = zip(*(polynomial_skeleton(arg, rounding) for arg in args), strict=True)
     of = f"{op}({', '.join(names)})"
     passed = not args[1] if op == "/" else op not in ASSUMED_FINITE and INFINITE_SUFFIX in of
-    return ((Fraction(1), ((of + INFINITE_SUFFIX * passed, tuple(f for forms in index for f in forms)),)),)
+    name = _FunctionName(of + INFINITE_SUFFIX * passed)
+    name.shape = tuple(tuple((k, tuple((f, len(at)) for f, at in fs)) for k, fs in arg) for arg in args)
+    return ((Fraction(1), ((name, tuple(f for forms in index for f in forms)),)),)
 
 
 def factor_exponentials(value: Polynomial, rounding: Rounding | None = None) -> Polynomial:

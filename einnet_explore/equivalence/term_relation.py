@@ -177,7 +177,7 @@ def _without_constant_exponential(scope: Scope) -> tuple[Scalar, Scope] | None:
     for factor in (part for read in factors(scope.body) for part in factors(_opened(read))):
         match factor:
             case Apply("exp", (argument,)):
-                for term in (mul(*parts) for parts in multiply_out(argument)):
+                for term in (mul(*parts) for parts in multiply_out(_opened(argument))):
                     kept = iterators_of(term).isdisjoint(scope.summations)
                     (outside if kept else inside).append(Apply("exp", (term,)))
             case _:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from einnet_explore.ir import Equation
 from einnet_explore.onnx_import.attention import ATTENTION
 from einnet_explore.onnx_import.contraction import CONTRACTIONS
-from einnet_explore.onnx_import.elementwise import ELEMENTWISE, SELECTION
+from einnet_explore.onnx_import.elementwise import CONDITIONS, ELEMENTWISE, SELECTION
 from einnet_explore.onnx_import.layout import LAYOUT
 from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.onnx_import.node_call import NodeCall, NotUnderstood, OnnxOperator, unsupported_attributes
@@ -34,6 +34,9 @@ OPERATORS_ONNX = operators_by_name(
     ELEMENTWISE, CONTRACTIONS, REDUCTIONS_ONNX, LAYOUT, RESIZE, NORMALIZATION, SELECTION, ATTENTION, QUANTIZATION
 )
 """Every ONNX operator with a canonical expression, by name."""
+
+OPERATORS_OF_PROOFS: Mapping[str, OnnxOperator] = MappingProxyType({**OPERATORS_ONNX, **operators_by_name(CONDITIONS)})
+"""Those, and comparisons of values, which proofs have expressions of and subprograms do not compute."""
 
 
 def express(

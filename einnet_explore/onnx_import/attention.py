@@ -38,8 +38,8 @@ from einnet_explore.ir import (
     as_index,
     mul,
 )
-from einnet_explore.onnx_import.elementwise import fn, select_by_mask
-from einnet_explore.onnx_import.layout import affine_index
+from einnet_explore.onnx_import.elementwise import fn
+from einnet_explore.onnx_import.known_arrays import index_with_values, select_by_mask
 from einnet_explore.onnx_import.node_call import NodeCall, OnnxOperator, access, as_indices, broadcast, extent_iterators
 from einnet_explore.onnx_import.reduction import prefix_sum, softmax_parts
 from einnet_explore.support.errors import Refused
@@ -227,7 +227,7 @@ def _rotary_embedding(call: NodeCall) -> Iterable[Equation]:
         is_first = Compare("<=", element, Index((), half - 1))
     at = as_indices((b, place))
     if call.has(3):
-        at = (affine_index(call.constant(3, "position_ids").astype(np.int64), at),)
+        at = (index_with_values(call.constant(3, "position_ids").astype(np.int64), at),)
     cos, sin = access(call.tensor(1), *at, pair), access(call.tensor(2), *at, pair)
     partner = access(call.tensor(0), *xs[:-1], xs[-1] // size * size + other)
     by_sine = mul(sin, partner)

@@ -5,8 +5,8 @@ need no comparison of values, and so that no branch overflows.
 
 ONNX operators that choose by position: :math:`Y[\vec i] = c(\vec i) ? A[\vec i] : B[\vec i]`.
 
-A mask that is known before the model runs, and is a band of its last two dimensions, is a comparison of indices: causal
-masks, windows of attention, the padding at the end of a sequence.
+A mask that is known before the model runs becomes comparisons of indices (``known_arrays``): causal masks, windows of
+attention, the padding at the end of a sequence.
 Source: the ONNX operator reference.
 """
 
@@ -16,11 +16,9 @@ from collections.abc import Callable, Iterable
 from functools import reduce
 from math import inf, pi, sqrt
 
-import numpy as np
-
-from einnet_explore.ir import ELEMENT_TYPES, Apply, Compare, Const, Equation, Index, Scalar, Scope, add, mul
+from einnet_explore.ir import ELEMENT_TYPES, Apply, Compare, Const, Equation, Index, Scalar, Scope, add, mul, sub
 from einnet_explore.ir.scalar_functions import ERF, FUNCTIONS, SCALAR_FUNCTIONS
-from einnet_explore.onnx_import.model import Array
+from einnet_explore.onnx_import.known_arrays import select_by_mask
 from einnet_explore.onnx_import.node_call import Express, NodeCall, OnnxOperator, as_indices, extent_iterators
 from einnet_explore.support.errors import Refused
 
@@ -259,32 +257,37 @@ def _trilu(call: NodeCall) -> Iterable[Equation]:
     yield call.equation(Scope(xs, (), fn("where", test, call.operand(0, at), Const(0))))
 
 
-def select_by_mask(mask: Array, at: tuple[Index, ...], one: Scalar, other: Scalar) -> Scalar:
-    """Return *one* where *mask* is true at *at*, else *other*; refuse a mask that is not a band."""
-    if mask.all() or not mask.any():
-        return one if mask.all() else other
-    leading, (rows, columns) = mask.shape[:-2], (1, 1, *mask.shape)[-2:]
-    if any(size > 1 for size in leading):
-        raise Refused(f"its condition of shape {mask.shape} varies along more than two dimensions")
-    table = mask.reshape(rows, columns)
-    places = np.arange(columns) - np.arange(rows)[:, None] if columns > 1 else np.arange(rows)[:, None]
-    place = at[-2] if columns == 1 else at[-1] - at[-2] if rows > 1 else at[-1]
-    for wanted, yes, no in ((table, one, other), (~table, other, one)):
-        first, last = int(places[wanted].min()), int(places[wanted].max())
-        if np.array_equal(wanted, (places >= first) & (places <= last)):
-            return _in_band(place, first, last, (int(places.min()), int(places.max())), yes, no)
-    raise Refused("its condition is not a band of its last two dimensions")
-
-
-def _in_band(place: Index, first: int, last: int, bounds: tuple[int, int], yes: Scalar, no: Scalar) -> Scalar:
-    """Return *yes* where first <= place <= last, else *no*; omit comparisons that *bounds* of *place* imply."""
-    if last < bounds[1]:
-        yes = fn("where", Compare("<=", place, Index((), last)), yes, no)
-    return yes if first <= bounds[0] else fn("where", Compare(">=", place, Index((), first)), yes, no)
-
-
 SELECTION: tuple[OnnxOperator, ...] = (
     OnnxOperator("Where", "elementwise", _where, integers=True),
     OnnxOperator("Trilu", "elementwise", _trilu, integers=True, attributes="upper"),
 )
 """A computed condition is boolean and subprograms compute numbers only, so such a Where is refused."""
+
+
+def _comparison(op: str, swapped: bool = False) -> Express:
+    return lambda call: _operands(call, lambda parts: fn(op, *(parts[::-1] if swapped else parts)))
+
+
+def _select(call: NodeCall) -> Iterable[Equation]:
+    if call.node.inputs[0] in call.model.weights:
+        return _where(call)
+    return _operands(call, lambda parts: fn("select", *parts))
+
+
+def _logical(combine: Callable[..., Scalar]) -> Express:
+    """Return the expression of an operator on truth values, as numbers that are 0 or 1."""
+    return lambda call: _operands(call, lambda parts: fn("bool", combine(*parts)))
+
+
+CONDITIONS: tuple[OnnxOperator, ...] = (
+    OnnxOperator("Where", "elementwise", _select, integers=True),
+    OnnxOperator("Less", "elementwise", _comparison("less"), integers=True),
+    OnnxOperator("LessOrEqual", "elementwise", _comparison("less_equal"), integers=True),
+    OnnxOperator("Greater", "elementwise", _comparison("less", swapped=True), integers=True),
+    OnnxOperator("GreaterOrEqual", "elementwise", _comparison("less_equal", swapped=True), integers=True),
+    OnnxOperator("Equal", "elementwise", _comparison("equal"), integers=True),
+    OnnxOperator("Not", "elementwise", _logical(lambda a: sub(Const(1), a)), integers=True),
+    OnnxOperator("And", "elementwise", _logical(mul), integers=True),
+    OnnxOperator("Or", "elementwise", _logical(lambda a, b: sub(add(a, b), mul(a, b))), integers=True),
+)
+"""Comparisons of values, and selections by them, for proofs only: kernels of subprograms compute no truth values."""

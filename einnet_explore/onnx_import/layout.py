@@ -12,7 +12,8 @@ from itertools import pairwise
 import numpy as np
 
 from einnet_explore.ir import Access, Apply, Compare, Equation, Index, Scalar, Scope, add, as_index
-from einnet_explore.onnx_import.model import Array, Shape
+from einnet_explore.onnx_import.known_arrays import select_by_index
+from einnet_explore.onnx_import.model import Shape
 from einnet_explore.onnx_import.node_call import (
     Express,
     NodeCall,
@@ -143,32 +144,17 @@ def _tile(call: NodeCall, at: tuple[Index, ...]) -> Iterable[Index]:
     return (i % size for i, size in zip(at, call.shape(0), strict=True))
 
 
-def _gather(call: NodeCall, at: tuple[Index, ...]) -> Iterable[Index]:
-    shape = call.shape(0)
-    axis = call.axis(call.get("axis", 0), len(shape))
+def _gather(call: NodeCall) -> Iterable[Equation]:
+    xs, shape = extent_iterators(call.out.shape), call.shape(0)
+    at, axis = as_indices(xs), call.axis(call.get("axis", 0), len(shape))
     wanted = call.constant(1, "indices").astype(np.int64)
-    found = affine_index(np.where(wanted < 0, wanted + shape[axis], wanted), at[axis : axis + wanted.ndim])
-    return (*at[:axis], found, *at[axis + wanted.ndim :])
+    places, source = at[axis : axis + wanted.ndim], call.tensor(0)
 
+    def read(found: Index) -> Scalar:
+        return access(source, *at[:axis], found, *at[axis + wanted.ndim :])
 
-def affine_index(table: Array, places: tuple[Index, ...]) -> Index:
-    """Return the affine index of *places* with the values of *table*; refuse a table that is not affine."""
-    if not table.size:
-        raise Refused("it gathers no element")
-    origin = (0,) * table.ndim
-    start = int(table[origin])
-    steps = [int(table[*origin[:d], 1, *origin[d + 1 :]]) - start if n > 1 else 0 for d, n in enumerate(table.shape)]
-    grid = sum(
-        (step * np.arange(n).reshape([-1 if e == d else 1 for e in range(table.ndim)])
-         for d, (n, step) in enumerate(zip(table.shape, steps, strict=True))),
-        np.int64(start),
-    )  # fmt: skip
-    if not np.array_equal(table, np.broadcast_to(grid, table.shape)):
-        raise Refused("its indices are not an arithmetic progression")
-    out = Index((), start)
-    for place, step in zip(places, steps, strict=True):
-        out = out + place * step
-    return out
+    body = select_by_index(np.where(wanted < 0, wanted + shape[axis], wanted), places, read)
+    yield call.equation(Scope(xs, (), body))
 
 
 def _depth_to_space(call: NodeCall, at: tuple[Index, ...]) -> Iterable[Index]:
@@ -204,7 +190,7 @@ LAYOUT: tuple[OnnxOperator, ...] = (
     OnnxOperator("Pad", "layout", _pad, integers=True, attributes="mode pads value"),
     OnnxOperator("Expand", "layout", _expand, integers=True),
     OnnxOperator("Tile", "layout", _reindex(_tile), integers=True),
-    OnnxOperator("Gather", "layout", _reindex(_gather), integers=True, attributes="axis"),
+    OnnxOperator("Gather", "layout", _gather, integers=True, attributes="axis"),
     OnnxOperator("DepthToSpace", "layout", _reindex(_depth_to_space), integers=True, attributes="blocksize mode"),
     OnnxOperator("SpaceToDepth", "layout", _reindex(_space_to_depth), integers=True, attributes="blocksize mode"),
 )

@@ -267,16 +267,6 @@ def unravel_index(address: Index, shape: Shape) -> tuple[Index, ...]:
     return tuple(out)
 
 
-def progression(values: Array, x: Iterator) -> Index | None:
-    """Return the index a·x + b or x//k + b that has *values* for x = 0, 1, …; None if there is none."""
-    found: list[int] = values.tolist()
-    step = found[1] - found[0] if len(found) > 1 else 0
-    if all(v == found[0] + step * n for n, v in enumerate(found)):
-        return x * step + found[0]
-    k = int(np.argmax(np.diff(values) != 0)) + 1
-    return x // k + found[0] if all(v == n // k + found[0] for n, v in enumerate(found)) else None
-
-
 def _tensor(name: str, model: Model) -> Tensor:
     if not model.is_static(name):
         raise Refused(f"the shape of {name} is not known before the model runs")

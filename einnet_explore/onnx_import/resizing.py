@@ -3,10 +3,10 @@ r"""ONNX's Resize and Upsample: linear maps along each axis.
 .. math::  Y[\vec i] = X[\rho_1(i_1), \dots] \quad\text{(nearest)}, \qquad
            Y[\vec i] = \sum_{\vec k} X[\vec k]\, A_1[i_1, k_1] \cdots A_d[i_d, k_d] \quad\text{(linear, cubic)}
 
-The formulas of the ONNX reference are evaluated over the whole extent.  If the positions of the nearest elements are an
-affine function or a step function of the position, that function is the index; otherwise the node is refused.  The
-matrices of an interpolation are weights that the model gets when it is loaded: a convolution or an average can then
-move across it.  Source: the ONNX operator reference.
+The formulas of the ONNX reference are evaluated over the whole extent.  If the positions of the nearest elements are
+affine in digits of the position, that function is the index; otherwise the node is refused. The matrices of an
+interpolation are weights that the model gets when it is loaded: a convolution or an average can then move across it.
+Source: the ONNX operator reference.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from einnet_explore.ir import Equation, Index, Iterator, Scope, mul
+from einnet_explore.ir import Equation, Index, Iterator, Scope, as_index, mul
+from einnet_explore.onnx_import.known_arrays import index_of_digits
 from einnet_explore.onnx_import.model import Array, Model, ModelNode, ModelValue, copy_message, make_identifiers
-from einnet_explore.onnx_import.node_call import NodeCall, OnnxOperator, access, extent_iterators, progression
+from einnet_explore.onnx_import.node_call import NodeCall, OnnxOperator, access, extent_iterators
 from einnet_explore.runtime.onnx_weights import weight_proto
 from einnet_explore.support.errors import Refused
 
@@ -56,7 +57,7 @@ def _nearest(call: NodeCall) -> Iterable[Equation]:
     for d, (x, scale) in enumerate(zip(xs, scales, strict=True)):
         positions = _positions(np.arange(x.hi), shape[d], out[d], scale, place)
         way = rounding if rounding != "simple" else "ceil" if scale < 1 else "floor"
-        index: Index | None = progression(_elements(positions, way, d, shape[d]), x)
+        index: Index | None = index_of_digits(_elements(positions, way, d, shape[d]), as_index(x))
         if index is None:
             raise Refused(f"dimension {d}: {shape[d]} to {out[d]} is not an integer factor")
         at.append(index)

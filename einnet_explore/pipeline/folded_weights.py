@@ -27,7 +27,6 @@ from einnet_explore.ir import (
     Apply,
     Const,
     Equation,
-    Index,
     Program,
     Scalar,
     Scope,
@@ -41,8 +40,9 @@ from einnet_explore.ir import (
     walk_scalar,
 )
 from einnet_explore.ir.program import with_body
-from einnet_explore.onnx_import.elementwise import select_by_mask
+from einnet_explore.onnx_import.known_arrays import select_by_mask
 from einnet_explore.onnx_import.node_call import extent_iterators, ravel_index, unravel_index
+from einnet_explore.pipeline.weight_sums import find_sum
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.strategies.factoring import multiplied_out
 from einnet_explore.support.errors import Refused
@@ -93,6 +93,25 @@ def find_folded_weights(
                 del left[name]
                 if value.size == array.size:
                     break
+
+
+def find_summed_weights(
+    unknown: Mapping[str, Array], reference: Program, weight: Callable[[str], Array]
+) -> Iterable[FoldedWeight]:
+    """Yield a definition of each of the *unknown* weights that is a sum of products of weights in *reference*.
+
+    *weight* returns the array of a weight of *reference*.
+    """
+    limit = max(array.size for array in unknown.values())
+    parts = list[tuple[Scope, Array]]()
+    for scope in weight_parts(reference):
+        if prod(scope.shape) <= limit:
+            given = {t.name: weight(t.name).astype(np.float64) for t in tensors(scope)}
+            with suppress(ValueError, Refused):
+                parts.append((scope, evaluate(scope, given, np.float64)))
+    for name, array in unknown.items():
+        if array.dtype.kind == "f" and (found := find_sum(array, parts)) is not None:
+            yield FoldedWeight(name, *found)
 
 
 def find_joined_weights(unknown: Mapping[str, Array], pieces: Mapping[str, Array]) -> Iterable[FoldedWeight]:
@@ -253,7 +272,7 @@ def _is_mask(array: Array) -> bool:
 def with_conditions(scope: Scope, masks: Mapping[str, Array]) -> Scope:
     """Return *scope* with conditions in place of *masks*: weights of 0 and -∞ that are added, or of 0 and 1.
 
-    The latter are factors where nothing is summed.  Masks that are no band of their last two dimensions stay.  A finite
+    The latter are factors where nothing is summed.  Masks that ``select_by_mask`` refuses stay.  A finite
     number plus minus infinity is minus infinity, and times 0 it is 0.
     """
 
@@ -275,9 +294,10 @@ def _selected(whole: Scalar, args: tuple[Scalar, ...], masks: Mapping[str, Array
         match arg:
             case Access(Tensor(name) as mask, index) if name in masks and not mask.padding:
                 if {masks[name].min(), masks[name].max()} <= {masked, kept}:
-                    at = (*(Index(),) * (2 - len(index)), *index)
                     with suppress(Refused):
-                        return select_by_mask(masks[name] == kept, at, join(*args[:n], *args[n + 1 :]), Const(masked))
+                        return select_by_mask(
+                            masks[name] == kept, index, join(*args[:n], *args[n + 1 :]), Const(masked)
+                        )
     return whole
 
 

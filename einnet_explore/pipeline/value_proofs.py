@@ -28,6 +28,7 @@ import numpy as np
 
 from einnet_explore.analysis.equations import rename_tensors
 from einnet_explore.equivalence.certificate import Certificate, certify
+from einnet_explore.equivalence.sample_inputs import within_type
 from einnet_explore.equivalence.verdict import PROOF_KINDS, weakest_certificate
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import (
@@ -43,7 +44,7 @@ from einnet_explore.ir import (
     scopes,
     tensors,
 )
-from einnet_explore.onnx_import import express
+from einnet_explore.onnx_import import OPERATORS_OF_PROOFS, express
 from einnet_explore.onnx_import.model import Model, ModelNode, ModelValue, Shape
 from einnet_explore.onnx_import.node_call import NotUnderstood, assemble, extent_iterators, ravel_index, unravel_index
 from einnet_explore.pipeline.baseline import random_model_inputs
@@ -54,6 +55,7 @@ from einnet_explore.pipeline.folded_weights import (
     find_folded_weights,
     find_joined_weights,
     find_masks,
+    find_summed_weights,
     in_basic_functions,
     with_conditions,
     with_constants,
@@ -69,6 +71,7 @@ from einnet_explore.pipeline.value_samples import (
     sample_values,
     value_bytes,
 )
+from einnet_explore.pipeline.weight_layouts import find_layout
 from einnet_explore.rules import Step
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.strategies.simplification import simplifications
@@ -98,6 +101,8 @@ class ProofLimits:
 PROOF_LIMITS = (ProofLimits(24, 4, 2.0, 1.0), ProofLimits(96, 16, 10.0, 10.0))
 """Limits of the comparisons, and of those that are repeated while the outputs are not proved equal."""
 
+MAX_INNER_POINTS = 1 << 22
+"""Points of programs that are evaluated to find equal intermediate results."""
 
 NO_OUTPUTS: Mapping[str, str] = {}
 
@@ -141,7 +146,7 @@ class ModelEquations:
         self.elements = {name: float(array.flat[0]) for name, array in arrays.items() if array.size == 1}
         masks = find_masks(arrays)
         for node in self.model.nodes:
-            match express(node, self.model):
+            match express(node, self.model, OPERATORS_OF_PROOFS):
                 case NotUnderstood(reason):
                     self.opaque[node.name] = reason
                 case found:
@@ -169,7 +174,8 @@ class Sweep:
 
     *twins* are values of equal structure; if all outputs are, both models have one graph.  *samples* are of whole
     values, or *in_blocks*.  *stop* is a time of ``perf_counter``.  *failures* has the values of
-    the first model that are not proved, each with its counterpart and the reason.
+    the first model that are not proved, each with its counterpart and the reason.  *searched* are weights without a
+    definition, by the way, their name, and the weights that were read.
     """
 
     one: ModelEquations
@@ -186,6 +192,7 @@ class Sweep:
     stop: float = inf
     failures: dict[str, tuple[str, str]] = field(default_factory=dict)
     limits: ProofLimits = PROOF_LIMITS[-1]
+    searched: set[tuple[str, str, tuple[frozenset[str], int]]] = field(default_factory=set)
 
     def run(self, outputs: Mapping[str, str] = NO_OUTPUTS) -> Iterable[ValuePair]:
         """Yield each pair of values once it is proved; raises TimeoutError at ``stop``.
@@ -207,6 +214,10 @@ class Sweep:
                 for second in self.candidates(first):
                     yield from self._proved_parts(first, second)
                     pair = None if self.are_equal(first, second) else self._proved_pair(first, second)
+                    if pair is None and not self.are_equal(first, second):
+                        inner = list(self._proved_inside(first, second))
+                        yield from inner
+                        pair = self._proved_pair(first, second) if inner else None
                     if pair is not None or second in self.twins.get(first, ()):
                         self.merge(first, second)
                     if pair is not None:
@@ -274,6 +285,42 @@ class Sweep:
             if pair is not None:
                 self.merge(part, twin)
                 yield pair
+
+    def _proved_inside(self, first: str, second: str) -> Iterable[ValuePair]:
+        """Yield pairs of an intermediate result of one value and any result that the other's program computes.
+
+        Both programs are evaluated on the same random inputs, and results that agree are candidates.
+        """
+        parts = {*self.one.parts.get(first, {}).values()}, {*self.other.parts.get(second, {}).values()}
+        if not any(parts):
+            return
+        try:
+            programs = self.programs(first, second, 0)
+        except Refused:
+            return
+        if sum(map(_count_points, programs)) > MAX_INNER_POINTS:
+            return
+        random = np.random.default_rng(0)
+        inputs = {
+            t.name: self.weights[t.name].reshape(t.shape)
+            if t.name in self.weights
+            else within_type(t, random.standard_normal(t.shape))
+            for t in dict.fromkeys(t for program in programs for t in program.inputs)
+        }
+        try:
+            before, after = (
+                evaluate(each, {t.name: inputs[t.name] for t in each.inputs}, np.float64) for each in programs
+            )
+        except (ValueError, Refused):
+            return
+        for mine, theirs in product(before, after):
+            one, other = mine.removeprefix(self.one.prefix), theirs.removeprefix(self.other.prefix)
+            is_part = mine != RESULT != theirs and (one in parts[0] or other in parts[1])
+            if is_part and not self.are_equal(one, other) and _are_close(before[mine], after[theirs]):
+                pair = self._proved_pair(one, other)
+                if pair is not None:
+                    self.merge(one, other)
+                    yield pair
 
     def _proved_pair(self, first: str, second: str) -> ValuePair | None:
         reasons = dict[str, None]()
@@ -388,9 +435,19 @@ class Sweep:
     def _define_weights(self, before: Program, after: Program) -> bool:
         """Define weights that one program alone reads by weights of the other; return whether there are any."""
         sides = ((self.other, after, before), (self.one, before, after))
-        ways = (self._joined_weights, self._folded_weights, self._constant_weights)
+        ways = (
+            self._joined_weights,
+            self._moved_weights,
+            self._folded_weights,
+            self._constant_weights,
+            self._summed_weights,
+        )
         for find, (side, own, reference) in product(ways, sides):
+            # Programs that look further back read the same weights again.
+            read = frozenset(t.name for t in reference.inputs if t.weight), len(reference.equations)
             unknown = self._unknown_weights(side, own)
+            unknown = {name: a for name, a in unknown.items() if (find.__name__, name, read) not in self.searched}
+            self.searched |= {(find.__name__, name, read) for name in unknown}
             found = tuple(find(unknown, reference)) if unknown else ()
             for each in found:
                 side.equations[each.weight] = Equation(each.weight, each.definition)
@@ -410,6 +467,16 @@ class Sweep:
 
     def _folded_weights(self, unknown: Mapping[str, Array], reference: Program) -> Iterable[FoldedWeight]:
         return find_folded_weights(unknown, reference, self.weights.__getitem__)
+
+    def _summed_weights(self, unknown: Mapping[str, Array], reference: Program) -> Iterable[FoldedWeight]:
+        return find_summed_weights(unknown, reference, self.weights.__getitem__)
+
+    def _moved_weights(self, unknown: Mapping[str, Array], reference: Program) -> Iterable[FoldedWeight]:
+        read = dict.fromkeys(t.name for t in reference.inputs if t.weight and t.name in self.weights)
+        for name, array in unknown.items():
+            found = next((s for t in read if (s := find_layout(array, t, self.weights[t])) is not None), None)
+            if found is not None:
+                yield FoldedWeight(name, found, 0.0)
 
     def _constant_weights(self, unknown: Mapping[str, Array], reference: Program) -> Iterable[FoldedWeight]:
         """Yield the weights with equal elements; a weight that *reference* has in its place would be a difference."""
@@ -446,11 +513,19 @@ def open_sweep(
     weights = {side.tensor(name): array for side in (one, other) for name, array in side.model.weights.items()}
     same = {one.tensor(name): one.tensor(name) for name in inputs}
     same |= {other.tensor(theirs): one.tensor(mine) for mine, theirs in inputs.items()}
-    by_content: dict[str, str] = {}
+    by_content: dict[str, list[str]] = {}
     for name, array in weights.items():
-        twin = by_content.setdefault(content_digest({"": array.reshape(-1)}), name)
-        if twin != name:
-            same |= {twin: twin, name: twin}
+        by_content.setdefault(content_digest({"": array.reshape(-1)}), []).append(name)
+    own = {one.tensor(name) for name in first.weights}
+    for representative, *others in by_content.values():
+        if not own.isdisjoint((representative, *others)) and not own.issuperset((representative, *others)):
+            same |= dict.fromkeys((representative, *others), representative)
+        else:  # weights of one model alone may be defined by weights of the other
+            side = one if representative in own else other
+            array = weights[representative]
+            source = Tensor(representative, array.shape, weight=True, dtype=str(array.dtype))
+            for name in others if source.dtype in ELEMENT_TYPES else ():
+                side.equations[name] = Equation(name, _reshaped(source, weights[name].shape))
     shapes = {
         side.tensor(name): value.shape
         for side in (one, other)
@@ -529,6 +604,20 @@ def match_interface(kind: str, first: Sequence[ModelValue], second: Sequence[Mod
                 f"{value.dtype}{list(value.shape or ())}"
             )
     return {value.name: names[value.name].name for value in first}
+
+
+def _count_points(program: Program) -> int:
+    """Return the number of points of all iterators of *program*."""
+    every = (s for equation in program.equations for _, s in scopes(equation.scope))
+    return sum(prod(x.extent for x in (*scope.traversals, *scope.summations)) for scope in every)
+
+
+def _are_close(one: Array, other: Array) -> bool:
+    """Return whether both have the same elements in the same order, up to rounding."""
+    if one.size != other.size:
+        return False
+    a, b = one.reshape(-1), other.reshape(-1)
+    return bool((np.abs(a - b) <= SAMPLE_TOLERANCE * (1 + np.abs(b))).all())
 
 
 def _operands(node: ModelNode) -> Sequence[str]:
