@@ -262,7 +262,7 @@ def find_masks(weights: Mapping[str, Array]) -> Mapping[str, Array]:
 
 
 def _is_mask(array: Array) -> bool:
-    least, most = array.min(initial=inf), array.max(initial=-inf)
+    least, most = float(array.min(initial=inf)), float(array.max(initial=-inf))
     if least == most == 0:
         return sum(n > 1 for n in array.shape) > 1
     other = least if least < 0 else most
