@@ -264,7 +264,7 @@ def find_masks(weights: Mapping[str, Array]) -> Mapping[str, Array]:
 def _is_mask(array: Array) -> bool:
     least, most = float(array.min(initial=inf)), float(array.max(initial=-inf))
     if least == most == 0:
-        return sum(n > 1 for n in array.shape) > 1
+        return bool(sum(n > 1 for n in array.shape) > 1)
     other = least if least < 0 else most
     return least in (-inf, 0) and other in (-inf, 1) and bool(np.all((array == 0) | (array == other)))
 
