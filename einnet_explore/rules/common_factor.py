@@ -79,7 +79,7 @@ def propose(scope: Scope) -> Iterable[Common]:
         yield best
 
 
-@lru_cache(1 << 14)
+@lru_cache(1 << 13)
 def _best_of_pair(pair: Scope) -> tuple[int, Common | None]:
     """Return the products that the best common factor of the two terms of *pair* saves, and this factor, if any."""
     one, other = (flatten_product(term, pair.traversals).parts for term in terms(pair.body))
