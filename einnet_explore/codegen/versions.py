@@ -56,7 +56,7 @@ def _index(index: Index, own: dict[Iterator, str]) -> str:
     return "+".join((*sorted(parts), str(index.const)))
 
 
-C_KERNEL_VERSION = 9
+C_KERNEL_VERSION = 10
 """Kernels in C: the fused ones, regions, transposed tiles, and the function around them."""
 
 SCHEDULE_VERSION = 36
@@ -65,7 +65,7 @@ SCHEDULE_VERSION = 36
 TILED_KERNEL_VERSION = 7
 """Tiled contractions."""
 
-INTEGER_PRODUCT_VERSION = 4
+INTEGER_PRODUCT_VERSION = 5
 """Products of bytes, with epilogues."""
 
 TILE_CHOICE_VERSION = 2

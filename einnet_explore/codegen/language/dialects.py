@@ -320,14 +320,17 @@ NEAREST_INTEGER_SOURCE = """int NAME(T x, int shift, int low, int high) {
 #else
 #define TO_INTEGER(x) (int)RINT(x)
 #endif
-    const T bounded = x < (T)(high - shift) ? x : (T)(high - shift);
+    const union { T f; BITS i; } given = {x}, most = {(T)(high - shift)};
+    const union { BITS i; T f; } less = {given.i < most.i ? given.i : most.i};
+    const T bounded = high >= shift ? less.f : x < most.f ? x : most.f;
     const int near = TO_INTEGER(bounded), least = low - shift;
 #undef TO_INTEGER
     return (near > least ? near : least) + shift;
 }"""
 """The C dialect's integer from *low* to *high* that is nearest to *x*, plus *shift*.
 
-One instruction rounds and converts vectors; numbers below all integers become the least one.
+One instruction rounds and converts vectors; numbers below all integers become the least one.  A number and one that is
+not negative are ordered like their bits, whose minimum takes one instruction where that of numbers takes two.
 """
 
 
@@ -336,7 +339,8 @@ def _with_type(source: str, name: str, kind: Type) -> tuple[str, str]:
     name = name if kind == F32 else f"{name}_{kind!r}"
     word, suffix = C.spell(kind), "f" if kind == F32 else ""
     for sign, text in (
-        ("NAME", name), ("(T)", f"({word})"), ("T ", f"{word} "), ("FMA(", f"__builtin_fma{suffix}("),
+        ("NAME", name), ("BITS", C.spell(Type("int", kind.bits))),
+        ("(T)", f"({word})"), ("T ", f"{word} "), ("FMA(", f"__builtin_fma{suffix}("),
         ("IRINT(", f"__builtin_irint{suffix}("), ("RINT(", f"rint{suffix}("),
     ):  # fmt: skip
         source = source.replace(sign, text)
