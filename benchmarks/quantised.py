@@ -103,12 +103,18 @@ def write_quantised(case: str, path: Path) -> None:
 
 def exact_output(path: Path, feeds: Mapping[str, Any]) -> Any:
     """Return the output of the model in *path* where no number but those that it quantises is rounded."""
-    from einnet_explore.interpreter.evaluation import evaluate
-    from einnet_explore.ir import ELEMENT_TYPES
-    from einnet_explore.onnx_import import express
     from einnet_explore.onnx_import.load import load_model
 
     model = load_model(path)
+    return exact_values(model, feeds)[model.identifiers[model.outputs[0].name]].astype(np.float32)
+
+
+def exact_values(model: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all values of the loaded *model*, by identifier, in float64 or as integers."""
+    from einnet_explore.interpreter.evaluation import evaluate
+    from einnet_explore.ir import ELEMENT_TYPES
+    from einnet_explore.onnx_import import express
+
     held = {model.identifiers[name]: array for name, array in {**model.weights, **feeds}.items()}
     for node in model.nodes:
         equations: Any = express(node, model)
@@ -116,7 +122,7 @@ def exact_output(path: Path, feeds: Mapping[str, Any]) -> Any:
             made = np.asarray(evaluate(equation.scope, held, np.float64))
             kind = equation.tensor.dtype
             held[equation.name] = made.astype(kind if ELEMENT_TYPES[kind].is_integer else np.float64)
-    return held[model.identifiers[model.outputs[0].name]].astype(np.float32)
+    return held
 
 
 def main() -> None:

@@ -449,11 +449,13 @@ def test_a_normalisation_alone_is_a_subprogram() -> None:
 
 
 @needs_cc
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("divisor", [3, 49, -6, 0.7, 2**0.5])
-def test_quotients_by_constants_are_rounded_like_divisions(divisor: float) -> None:
-    x = np.arange(-600, 600, dtype=np.float32) * np.float32(divisor)
-    x = aligned(np.r_[x, np.float32([np.inf, -np.inf, np.nan, -0.0, 2e38, 1e-30])])
-    scope, found = scope_of(f"tensor A[{x.size}]\nY[i:{x.size}] = A[i] / {divisor}"), aligned_empty(x.shape)
-    assert "quotient(" in NativeSource(scope).text
-    NativeCall(NativeSource(scope)).bind({"A": x}, found)()
-    np.testing.assert_array_equal(found, x / np.float32(divisor))
+def test_quotients_by_constants_are_rounded_like_divisions(divisor: float, dtype: str) -> None:
+    real = np.dtype(dtype).type
+    x = np.arange(-600, 600, dtype=dtype) * real(divisor)
+    x = aligned(np.r_[x, np.array([np.inf, -np.inf, np.nan, -0.0, 2e38, 1e-30], dtype)], dtype)
+    program = parse(f"tensor A[{x.size}] {dtype}\nY[i:{x.size}] = A[i] / {divisor}")
+    assert "quotient" in NativeSource(program.equations[0].scope).text
+    found = compile_program(program).run({"A": x})["Y"]
+    np.testing.assert_array_equal(found, x / real(divisor))

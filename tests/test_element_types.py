@@ -11,7 +11,9 @@ from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.analysis.equations import lift_scopes
 from einnet_explore.analysis.indices import read_indices
 from einnet_explore.codegen.preparation import split_traversals
+from einnet_explore.codegen.wide_values import with_wide_values
 from einnet_explore.equivalence.certificate import certify
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.interpreter.exact_arrays import ARRAYS
 from einnet_explore.ir import ELEMENT_TYPES, Iterator, Program, Scope, Tensor, computing_type, mul
 from einnet_explore.ir import program as one_equation
@@ -185,6 +187,53 @@ def test_computing_types_hold_all_integers() -> None:
         "tensor A[9] int8\nX[i:9] = 0.5 * (A[i] + 1)\nY[i:9] = 0.5 * {[i:9] sum[k:5000] A[i] * A[i]}[i]\nZ[i:9] = -A[i]"
     )
     assert [computing_type(e.scope) for e in program.equations] == ["float32", "float64", "int32"]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ("int8(round(0.3 * A[i]))", "float64"),
+        ("int8(minimum(round(W[i] * A[i] + W[i]), 9))", "float64"),
+        ("int8(round({[i:9] sum[k:4] 0.5 * A[i]}[i]))", "float64"),
+        ("int8(round(W[i]))", "float32"),  # nothing is computed before
+        ("int8(round(exp(W[i]) / 2))", "float32"),  # not arithmetic alone
+        ("round(0.3 * W[i])", "float32"),  # no integer
+        ("int8(A[i] + 1)", "int32"),
+    ],
+)
+def test_arithmetic_that_is_rounded_to_integers_is_computed_in_float64(body: str, kind: str) -> None:
+    program = ee.parse(f"tensor A[9] int8\ntensor W[9]\nY[i:9] = {body}")
+    assert computing_type(program.equations[0].scope) == kind
+
+
+def test_what_only_float64_reads_is_float64() -> None:
+    program = ee.parse(
+        "tensor A[9] int8\ntensor S[9] weight\ntensor B[9] int32 weight\ntensor X[9]\n"
+        "T[i:9] = S[i] / 0.3\nU[i:9] = S[i] * B[i]\nV[i:9] = S[i] + 1\nM[i:9] = S[8 - i]\nF[i:9] = 0.2 * (A[i] - 3)\n"
+        "G[i:9] = 0.2 * X[i]\nE[i:9] = exp(S[i]) + M[i] + select(less(B[i], 3), S[i], 1)\n"
+        "Y[i:9] = int8(round(T[i] * A[i] + U[i] + V[i] + E[i] + F[i] + G[i]))\nZ[i:9] = V[i] * X[i]\noutput Y\noutput Z"
+    )
+    wide = with_wide_values(program)
+    types = {e.name: e.tensor.dtype for e in wide.equations}
+    assert {name for name, dtype in types.items() if dtype == "float64"} == {"T", "U", "E", "F"}, ee.text(wide)
+    assert types["V"] == types["G"] == "float32" and types["Y"] == "int8"  # Z reads V; G is no exact number
+    assert with_wide_values(wide) == wide
+    given = {name: array % 3 for name, array in elements(program).items()}
+    exact = evaluate(program, given, np.float64)
+    for name, found in compile_program(program, constants={n: given[n] for n in "SB"}).run(given).items():
+        np.testing.assert_allclose(found, exact[name], rtol=1e-6)
+
+
+@pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
+@pytest.mark.parametrize("zero", [0, -128, 127, 200])
+@pytest.mark.parametrize("factor", ["", "0.5 * "])
+def test_numbers_beyond_all_integers_are_saturated(zero: int, factor: str) -> None:
+    """With the zero point 200, the largest number before it is added is negative."""
+    body = f"int8(minimum(maximum(round({factor}A[i]) + {zero}, -128), 127))"
+    x = np.float32([0, -0.0, 0.5, 1.5, 2.5, -0.5, -1.5, 99.4, -333, 1e9, -1e9, 3e38, -3e38, np.inf, -np.inf])
+    program = ee.parse(f"tensor A[{x.size}]\nY[i:{x.size}] = {body}")
+    want = np.clip(np.round((0.5 if factor else 1) * x.astype(np.float64)) + zero, -128, 127)
+    np.testing.assert_array_equal(compile_program(program).run({"A": x})["Y"], want)
 
 
 @pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")

@@ -12,6 +12,7 @@ from onnx_building import node, run, whole
 
 import einnet_check
 import einnet_explore as ee
+from benchmarks.quantised import exact_values
 from einnet_explore.analysis.products import multiplies_bytes
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
@@ -19,11 +20,12 @@ from einnet_explore.ir import VIEW, Instance, Program
 from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.node_call import NotUnderstood
-from einnet_explore.pipeline.fusion import generate_equation
+from einnet_explore.pipeline.fusion import fuse_eoperators, generate_equation
 from einnet_explore.pipeline.partition import partition
+from einnet_explore.pipeline.plan import ProgramCall, build_plan
 from einnet_explore.rules import PADDING_EXCHANGE, REQUANTISATION, Derivation
 from einnet_explore.runtime import compiled, integer_products
-from einnet_explore.runtime.implementation_choice import epilogue_pairs
+from einnet_explore.runtime.implementation_choice import ProfileStore, compile_measured, epilogue_pairs
 from einnet_explore.runtime.onnx_fragment import onnx_session
 from einnet_explore.runtime.program import CompiledProgram, compile_program
 from einnet_explore.session.model_equality import compare_models
@@ -474,3 +476,70 @@ def test_overlapping_windows_with_padding_are_exact(reduce: str) -> None:
     made = compile_program(program)
     assert made.engines == {"Y": "c"}
     np.testing.assert_array_equal(made.run(feeds)["Y"], evaluate(program, feeds)["Y"])
+
+
+CHANNELS, SIDE = 24, 120
+
+
+def residual_network(seed: int) -> onnx.ModelProto:
+    """Convolutions of bytes by channel and by tensor, a residual and a mean, with random scales.
+
+    Sums and biases nearly cancel, so that a rounding of either to float32 moves numbers across a tie.
+    """
+    rng = np.random.default_rng(seed)
+    nodes: list[onnx.NodeProto] = []
+    weights: dict[str, Any] = {}
+
+    def add(op: str, *inputs: str, **attributes: Any) -> str:
+        nodes.append(node(op, inputs, [f"v{len(nodes)}"], **attributes))
+        return nodes[-1].output[0]
+
+    def given(value: Any, dtype: str = "float32") -> str:
+        weights[f"c{len(weights)}"] = np.asarray(value, dtype)
+        return f"c{len(weights) - 1}"
+
+    def quantised(x: str, scale: Any, zero: int) -> str:
+        parameters = given(scale), given(zero, "uint8")
+        return add("DequantizeLinear", add("QuantizeLinear", x, *parameters), *parameters)
+
+    def convolved(x: str, scale: Any, zero: int, result: Any, by_channel: bool) -> str:
+        """Bytes around 127 with another zero point become such bytes, of the scale *result* and the zero point 3."""
+        kernel = rng.integers(1, 128, (CHANNELS, CHANNELS, 3, 3))
+        scales = rng.uniform(0.001, 0.002, CHANNELS if by_channel else ()).astype(np.float32)
+        bias = kernel.sum((1, 2, 3)) * -(127 - zero) + 124 * result / (scale * scales)
+        axis = {"axis": 0} if by_channel else {}
+        filters = add("DequantizeLinear", given(kernel, "int8"), given(scales), **axis)
+        offsets = add("DequantizeLinear", given(bias, "int32"), given(scale * scales), **axis)
+        return quantised(add("Conv", x, filters, offsets, pads=[1, 1, 1, 1]), result, 3)
+
+    scales = (rng.uniform(1, 2, 5) * (0.02, 0.06, 0.06, 0.15, 0.15)).astype(np.float32)
+    image = add("DequantizeLinear", "x", given(scales[0]), given(1, "uint8"))
+    first = convolved(image, scales[0], 1, scales[1], True)
+    second = convolved(first, scales[1], 3, scales[2], False)
+    third = quantised(add("Relu", add("Add", first, second)), scales[3], 0)
+    fourth = convolved(third, scales[3], 0, scales[4], True)
+    add("QuantizeLinear", add("GlobalAveragePool", fourth), given(scales[4] / 2), given(3, "uint8"))
+    return model(nodes, {"x": np.zeros((1, CHANNELS, SIDE, SIDE), np.uint8)}, weights, **{nodes[-1].output[0]: "uint8"})
+
+
+@pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
+def test_quantised_subprograms_are_equal_to_their_definition_bit_for_bit() -> None:
+    network = load_model(residual_network(0))
+    feeds = {"x": numbers(1, CHANNELS, SIDE, SIDE, dtype="uint8")}
+    want = exact_values(network, feeds)
+    calls, elements = {}, 0
+    for part in partition(network).subprograms:
+        program, names = part.anonymous.program, part.value_names(network)
+        form = next(iter(integer_forms(program)), Derivation(program))
+        for e in form.end.equations:
+            form = generate_equation(form, e.name) if e.via is None else form
+        weights = {t.name: network.weights[names[t.name]] for t in program.inputs if t.weight}
+        made = compile_measured(fuse_eoperators(form).end, 1, weights, ProfileStore())
+        given = {name: want[network.identifiers[names[name]]] for name in made.inputs}
+        for name, found in made.run(given).items():
+            np.testing.assert_array_equal(found, want[network.identifiers[names[name]]], err_msg=part.nodes[-1])
+            elements += found.size
+        calls[part.nodes] = ProgramCall(made, names)
+    assert elements > 1_000_000 and sum("integers" in c.program.engines.values() for c in calls.values()) == 3
+    (found,) = build_plan(network, calls, 1).run(feeds).values()
+    np.testing.assert_array_equal(found, want[network.identifiers[network.outputs[0].name]])

@@ -56,7 +56,7 @@ def _index(index: Index, own: dict[Iterator, str]) -> str:
     return "+".join((*sorted(parts), str(index.const)))
 
 
-C_KERNEL_VERSION = 10
+C_KERNEL_VERSION = 11
 """Kernels in C: the fused ones, regions, transposed tiles, and the function around them."""
 
 SCHEDULE_VERSION = 37
@@ -65,7 +65,7 @@ SCHEDULE_VERSION = 37
 TILED_KERNEL_VERSION = 8
 """Tiled contractions."""
 
-INTEGER_PRODUCT_VERSION = 5
+INTEGER_PRODUCT_VERSION = 6
 """Products of bytes and of bfloat16, with epilogues."""
 
 TILE_CHOICE_VERSION = 3

@@ -15,6 +15,8 @@ from einnet_explore.ir.element_types import (
     Overflow,
     computing_type,
     element_type,
+    holding_type,
+    is_arithmetic,
     is_exact_cast,
     scalar_type,
 )
@@ -109,6 +111,8 @@ __all__ = [
     "describe_source",
     "element_type",
     "factors",
+    "holding_type",
+    "is_arithmetic",
     "is_exact_cast",
     "is_zero",
     "map_accesses",

@@ -336,8 +336,18 @@ def _limits(body: Scalar) -> tuple[float, float]:
 def computing_type(scope: Scope, wraps: bool = False) -> str:
     """Return the type in which a kernel of *scope* computes: ``int32``, ``int64``, ``float32`` or ``float64``.
 
-    All integers are exact in it: ``float32`` where none of the integer results exceeds 2²⁴, else ``float64``.  Only
-    sums and products under a cast may leave their type; *wraps*: a cast reads the scope.
+    It is ``holding_type``, or ``float64`` for arithmetic that is rounded to integers: next to a tie, the rounding error
+    of ``float32`` decides otherwise.
+    """
+    found = holding_type(scope, wraps)
+    return "float64" if found == FLOAT32 and rounds_arithmetic(scope) else found
+
+
+def holding_type(scope: Scope, wraps: bool = False) -> str:
+    """Return the narrowest of ``int32``, ``int64``, ``float32`` and ``float64`` in which all integers are exact.
+
+    That is ``float32`` where none of the integer results exceeds 2²⁴, else ``float64``.  Only sums and products under a
+    cast may leave their type; *wraps*: a cast reads the scope.
     """
     kinds, most = _kinds(scope.body, wraps), 1 << ELEMENT_TYPES[FLOAT32].digits
     if (kind := ELEMENT_TYPES[element_type(scope)]).is_integer and scope.summations:
@@ -349,6 +359,38 @@ def computing_type(scope: Scope, wraps: bool = False) -> str:
         )
         return "int32" if narrow and element_type(scope) != "uint32" else "int64"
     return "float64" if any(kind == "float64" or size > most for kind, size in kinds) else FLOAT32
+
+
+def rounds_arithmetic(scope: Scope) -> bool:
+    """Whether the elements of *scope* are integers that arithmetic in floating point is rounded to."""
+    return ELEMENT_TYPES[element_type(scope)].is_integer and any(map(_is_rounded_arithmetic, _functions(scope.body)))
+
+
+def is_arithmetic(body: Scalar) -> bool:
+    """Whether *body* adds, multiplies, divides or selects only: ``float64`` makes it more exact, at little cost."""
+    return all(part.op in _RATIONAL or part.op in ELEMENT_TYPES for part in _functions(body))
+
+
+_RATIONAL = _SELECTIONS | _ARITHMETIC | _COMPARISONS | {"/"}
+
+
+def _is_rounded_arithmetic(part: Apply) -> bool:
+    if part.op != "round" or isinstance(part.args[0], Const):
+        return False
+    (arg,) = part.args
+    computed = isinstance(arg, Apply) or (isinstance(arg, Access) and isinstance(arg.source, Scope))
+    return computed and scalar_type(arg) == FLOAT32 and is_arithmetic(arg)
+
+
+def _functions(body: Scalar) -> Iterable[Apply]:
+    """Yield the functions in *body*, those of nested scopes too."""
+    match body:
+        case Access(Scope(body=inner)):
+            yield from _functions(inner)
+        case Apply(args=args):
+            yield body
+            for arg in args:
+                yield from _functions(arg)
 
 
 def _kinds(body: Scalar, wraps: bool = False) -> set[tuple[str, int]]:

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 import networkx as nx
 
 from einnet_explore.analysis.equations import union_padding, weight_only
+from einnet_explore.codegen.wide_values import with_wide_values
 from einnet_explore.equivalence.verdict import UNSOUND_KINDS
 from einnet_explore.ir import VIEW, Equation, Program, Scope, Tensor, map_tensors, tensors
 from einnet_explore.onnx_export.export import Replacement
@@ -236,8 +237,10 @@ class WeightFolder:
     def fold(self, program: Program, constants: Arrays) -> tuple[Program, Arrays]:
         """Evaluate the equations of *program* that read only weights; return the rest and its constants.
 
-        Views stay, since they take no memory, and so do outputs.  Raises BackendError if one cannot be evaluated.
+        Views stay, since they take no memory, and so do outputs.  Constants of arithmetic in ``float64`` are of that
+        type.  Raises BackendError if one cannot be evaluated.
         """
+        program = with_wide_values(program)
         known = weight_only(program)
         folded = {e.name: e for e in program.equations if e.name in known and e.name not in program.outputs}
         plain = {name for name, e in folded.items() if e.via is not None and e.via.operator == VIEW}

@@ -33,6 +33,7 @@ from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.indices import fresh_name, substitute
 from einnet_explore.analysis.products import match_integer_product
 from einnet_explore.analysis.regions import always_holds
+from einnet_explore.codegen.wide_values import with_wide_values
 from einnet_explore.equivalence.sample_inputs import within_type
 from einnet_explore.ir import (
     ELEMENT_TYPES,
@@ -620,7 +621,7 @@ def compile_measured(
     operators: Sequence[Operator] = OPERATORS,
 ) -> CompiledProgram:
     """*program* with the engines and the fused epilogues that are fastest by measurement."""
-    joined = fuse_epilogues(program, constants, threads, store, operators)
+    joined = fuse_epilogues(with_wide_values(program), constants, threads, store, operators)
     return compile_program(joined, threads, constants=constants, operators=operators, choose=chooser(store))
 
 

@@ -21,6 +21,7 @@ import onnxruntime
 from einnet_explore.analysis.counts import is_transposed_for
 from einnet_explore.analysis.equations import require_ranges
 from einnet_explore.codegen.language.values import type_of
+from einnet_explore.codegen.wide_values import with_wide_values
 from einnet_explore.ir import Equation, Program, Scope, Tensor, tensors
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator
@@ -356,7 +357,7 @@ def compile_program(
 
     Arrays have the shapes and types of the program's tensors.  Nothing is derived or searched, as ``ee.optimize`` does.
     Equations that only depend on *constants* (arrays by input name, which must not change later: those that are aligned
-    are not copied) are evaluated here, once.  An equation whose
+    are not copied) are evaluated here, once, in ``float64`` for readers that compute in it.  An equation whose
     ``via`` is None is run as a matrix product where it is one and as a generated kernel otherwise; one that calls an
     operator needs that among *operators*.  *threads* share the work of each equation.  *choose* takes one
     of an equation's implementations.  Raises BackendError, which names the equation, where an engine refuses, where an
@@ -367,6 +368,7 @@ def compile_program(
     except Refused as error:
         raise BackendError(str(error)) from None
     set_blas_threads(threads)
+    program = with_wide_values(program)
     compiler = _Compiler(program, threads, constants or {}, operators, choose)
     for n in range(len(program.equations)):
         compiler.compile(n)

@@ -23,9 +23,10 @@ import numpy as np
 
 from einnet_explore.analysis.equations import is_typed, lift_scopes
 from einnet_explore.analysis.indices import compared_iterators, iterators_of, with_iterators
-from einnet_explore.codegen.language.values import BOOL, I32, Type, type_of
+from einnet_explore.codegen.language.values import BOOL, F64, I32, Type, type_of
 from einnet_explore.ir import (
     ELEMENT_TYPES,
+    FLOAT32,
     Access,
     Apply,
     Compare,
@@ -40,8 +41,10 @@ from einnet_explore.ir import (
     accesses,
     computing_type,
     element_type,
+    is_arithmetic,
     map_accesses,
     scalar_type,
+    tensors,
     walk_scalar,
 )
 from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
@@ -72,7 +75,8 @@ class TypedProgram:
 def typed_program(program: Program) -> TypedProgram:
     """Return *program* with the element types of its tensors; without any but ``float32`` they are the kernel's.
 
-    Values of nested scopes are stored in the type of their arithmetic, which holds them all.
+    Values of nested scopes are stored in the type of their arithmetic, which holds them all.  Arithmetic that only
+    values in ``float64`` read is in ``float64``, too.
     """
     if not any(is_typed(e.scope) for e in program.equations):
         return TypedProgram(program, {}, {})
@@ -80,13 +84,29 @@ def typed_program(program: Program) -> TypedProgram:
     equations = tuple(replace(e, scope=_with_integers_apart(e.scope, integers)) for e in program.equations)
     lifted, results = lift_scopes(replace(program, equations=equations)), program.names()
     types = {t.name: ValueType(arithmetic_type(t.dtype), type_of(t.dtype)) for t in program.inputs}
+    wide = _wide_values(lifted, results)
     for equation in lifted.equations:
         # A cast may read a nested scope.
         is_nested = equation.name not in results and equation.scope not in integers
         computed = _extremum_type(equation.scope) or type_of(computing_type(equation.scope, wraps=is_nested))
+        computed = F64 if equation.name in wide else computed
         stored = type_of(element_type(equation.scope)) if equation.name in results else computed
         types[equation.name] = ValueType(computed, stored)
     return TypedProgram(lifted, types, {})
+
+
+def _wide_values(program: Program, results: frozenset[str]) -> Collection[str]:
+    """Return the equations but *results* whose arithmetic in ``float32`` only values in ``float64`` read, by name."""
+    wide, narrow = set[str](), set[str]()
+    for equation in reversed(program.equations):
+        scope = equation.scope
+        computed = computing_type(scope)
+        is_wide = computed == "float64"
+        if computed == FLOAT32 and equation.name not in results | narrow and is_arithmetic(scope.body):
+            wide.add(equation.name)
+            is_wide = True
+        narrow.update(t.name for t in tensors(scope) if not is_wide)
+    return wide
 
 
 def _extremum_type(scope: Scope) -> Type | None:
@@ -101,9 +121,9 @@ def _extremum_type(scope: Scope) -> Type | None:
 
 
 def _with_integers_apart(scope: Scope, found: set[Scope]) -> Scope:
-    """Return *scope* with integer parts as scopes, which are *found*, if they alone make it compute in ``float64``.
+    """Return *scope* with integer parts as scopes, which are *found*, if it computes in ``float64``.
 
-    They are then exact in integer arithmetic, and converted to ``float32`` once.
+    They are then exact in integer arithmetic, and converted once.
     """
     if scope.summations or computing_type(scope) != "float64":
         return scope
@@ -118,9 +138,7 @@ def _with_integers_apart(scope: Scope, found: set[Scope]) -> Scope:
                 return Apply(op, tuple(map(split, args)))
         return body
 
-    apart = replace(scope, body=split(scope.body))
-    rest = replace(scope, body=map_accesses(apart.body, lambda a: Const(0) if isinstance(a.source, Scope) else a))
-    return apart if computing_type(rest) != "float64" else scope
+    return replace(scope, body=split(scope.body))
 
 
 def _is_integer(body: Scalar) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import count
 from math import inf, isinf, isnan
 from typing import TypeVar
@@ -185,18 +186,20 @@ def transpose_source(side: int, size: int) -> str:
     return "\n".join(out)
 
 
-def _reciprocal(value: float) -> tuple[float, ...]:
-    """Return (high, low) of one sign, whose sum is 1 / *value*; empty if *value* has an exact or an extreme reciprocal.
+def _reciprocal(value: float, kind: Type) -> tuple[float, ...]:
+    """Return (high, low) of *kind* and of one sign, whose sum is 1 / *value*.
 
-    Infinity times either is then infinity.
+    Empty if *value* has an exact or an extreme reciprocal.  Infinity times either is then infinity.
     """
-    divisor = float(np.float32(value))
+    real = np.float32 if kind == F32 else np.float64
+    divisor = float(real(value))
     if not MIN_DIVISOR < abs(divisor) < 1 / MIN_DIVISOR:
         return ()
-    high = np.float32(1 / divisor)
-    if abs(float(high)) > abs(1 / divisor):
-        high = np.nextafter(high, np.float32(0))
-    low = np.float32(1 / divisor - float(high))
+    exact = 1 / Fraction(divisor)
+    high = real(exact)
+    if abs(Fraction(float(high))) > abs(exact):
+        high = np.nextafter(high, real(0))
+    low = real(exact - Fraction(float(high)))
     return (float(high), float(low)) if low else ()
 
 
@@ -311,42 +314,61 @@ The quotient has a relative error below :math:`3 \cdot 10^{-8}` (a weighted fit 
 5 units in the last place.  A library's takes three times as long.
 """
 
-QUOTIENT_SOURCE = """float quotient(float a, float divisor, float high, float low) {
+QUOTIENT_SOURCE = """T NAME(T a, T divisor, T high, T low) {
 #if defined(__FMA__) || defined(__aarch64__)
-    return (void)divisor, __builtin_fmaf(a, high, a * low);
+    return (void)divisor, FMA(a, high, a * low);
 #else
     return (void)high, (void)low, a / divisor;
 #endif
 }"""
-"""The C dialect's quotient of a float32 by a constant, whose reciprocal is *high* + *low*.
+"""The C dialect's quotient of a number by a constant, whose reciprocal is *high* + *low*.
 
 It is the correctly rounded one, except for a few pairs of numbers, where it differs in the last bit (Brisebarre, Muller
 and Raina 2004); a division takes five times as long.
 """
 
-NEAREST_INTEGER_SOURCE = """int nearest_integer(float x, int shift, int low, int high) {
+NEAREST_INTEGER_SOURCE = """int NAME(T x, int shift, int low, int high) {
 #if defined(__GNUC__) && !defined(__clang__)
-#define NEAREST(x) __builtin_irintf(x)
+#define TO_INTEGER(x) IRINT(x)
 #else
-#define NEAREST(x) (int)rintf(x)
+#define TO_INTEGER(x) (int)RINT(x)
 #endif
-    const int near = NEAREST(x < (float)(high - shift) ? x : (float)(high - shift)), least = low - shift;
+    const union { T f; BITS i; } given = {x}, most = {(T)(high - shift)};
+    const union { BITS i; T f; } less = {given.i < most.i ? given.i : most.i};
+    const T bounded = high >= shift ? less.f : x < most.f ? x : most.f;
+    const int near = TO_INTEGER(bounded), least = low - shift;
+#undef TO_INTEGER
     return (near > least ? near : least) + shift;
 }"""
 """The C dialect's integer from *low* to *high* that is nearest to *x*, plus *shift*.
 
-One instruction rounds and converts vectors; numbers below all integers become the least one.
+One instruction rounds and converts vectors; numbers below all integers become the least one.  A number and one that is
+not negative are ordered like their bits, whose minimum takes one instruction where that of numbers takes two.
 """
 
 
+def _with_type(source: str, name: str, kind: Type) -> tuple[str, str]:
+    """Return the function *name*, and its *source*, for numbers of *kind*."""
+    name = name if kind == F32 else f"{name}_{kind!r}"
+    word, suffix = C.spell(kind), "f" if kind == F32 else ""
+    for sign, text in (
+        ("NAME", name), ("BITS", C.spell(Type("int", kind.bits))),
+        ("(T)", f"({word})"), ("T ", f"{word} "), ("FMA(", f"__builtin_fma{suffix}("),
+        ("IRINT(", f"__builtin_irint{suffix}("), ("RINT(", f"rint{suffix}("),
+    ):  # fmt: skip
+        source = source.replace(sign, text)
+    return name, source
+
+
 def _shifted_rounding(e: Expr) -> tuple[Expr, float] | None:
-    """Return (x, n) if *e* is x of float32, rounded, plus an integer n; else None."""
+    """Return (x, n) if *e* is x of float32 or float64, rounded, plus an integer n; else None."""
     match e:
-        case Call("round", (x,)) if x.type == F32:
+        case Call("round", (x,)) if x.type in (F32, F64):
             return x, 0.0
-        case Binary("+", Literal(n), Call("round", (x,))) | Binary("+", Call("round", (x,)), Literal(n)) if (
-            x.type == F32 and n == int(n)
-        ):
+        case Binary("+", Literal(n), Call("round", (x,))) | Binary("+", Call("round", (x,)), Literal(n)) if x.type in (
+            F32,
+            F64,
+        ) and n == int(n):
             return x, n
     return None
 
@@ -513,7 +535,7 @@ RESERVED_PATTERN = re.compile(
     r"\w+_t|(u?(char|short|int|long)|float|double|half|bool)\d+|pack_\d+"
     rf"|({'|'.join((*HELPER_SOURCES, *C_SOURCES))})_\w+|({'|'.join((*_DOUBLE.values(), *_GPU_ONLY.values()))})f"
     r"|mem(cpy|set|move)|make_\w+|v(load|store)_?\w*"
-    r"|(copy|await|choose|load|store|multiply)_\w+|(turn|stream)_\d+_\d+|(lanes|part)_\d+"
+    r"|(copy|await|choose|load|store|multiply|nearest|quotient)_\w+|(turn|stream)_\d+_\d+|(lanes|part)_\d+"
     r"|(convert|get|as|native|half|work|sub|async|wait|atomic|atom|omp)_\w+|[A-Z][A-Z0-9]*_[A-Z0-9_]+|EOF|FILE|BUFSIZ"
 )
 """Names of types, functions and macros that follow a pattern."""
@@ -574,9 +596,11 @@ class ExpressionPrinter:
                 return (said, _ATOM_PRECEDENCE) if self.dialect is C else (f"(int){said}", UNARY_PRECEDENCE)
             case Unary(op, arg):
                 return f"{op}{self.expr(arg, _ATOM_PRECEDENCE)}", UNARY_PRECEDENCE
-            case Binary("/", left, Literal(value, kind)) if self.dialect is C and kind == F32 and _reciprocal(value):
-                given = (left, Literal(value, kind), *(Literal(part, F32) for part in _reciprocal(value)))
-                name = self._helper("quotient", QUOTIENT_SOURCE)
+            case Binary("/", left, Literal(value, kind)) if (
+                self.dialect is C and kind in (F32, F64) and (parts := _reciprocal(value, kind))
+            ):
+                given = (left, Literal(value, kind), *(Literal(part, kind) for part in parts))
+                name = self._helper(*_with_type(QUOTIENT_SOURCE, "quotient", kind))
                 return f"{name}({', '.join(map(self.expr, given))})", _ATOM_PRECEDENCE
             case Binary(op, left, right):
                 binds = _PRECEDENCE[op]
@@ -588,7 +612,7 @@ class ExpressionPrinter:
             case Cast(kind, Call("minimum", (Call("maximum", (x, Literal(low))), Literal(high)))) if (
                 self.dialect is C and kind.integer and kind.bits <= 16 and (whole := _shifted_rounding(x)) is not None
             ):
-                name = self._helper("nearest_integer", NEAREST_INTEGER_SOURCE)
+                name = self._helper(*_with_type(NEAREST_INTEGER_SOURCE, "nearest_integer", whole[0].type))
                 ends = ", ".join(f"{n:.0f}" for n in (whole[1], low, high))
                 return f"({self.dialect.spell(kind)}){name}({self.expr(whole[0])}, {ends})", UNARY_PRECEDENCE
             case Cast(kind, arg):
