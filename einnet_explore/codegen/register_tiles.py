@@ -234,6 +234,10 @@ class RegisterTile:
         counts = (len(self.unrolled), len(self.groups[0]), self.rows, self.lanes, self.vectors, self.slots)
         return TileParameters(self.vector, self.layout.copied, *counts)
 
+    def lines(self, operand: int) -> int:
+        """Rows of *operand* that a tile reads: its rows if it is read in vectors, else its slots."""
+        return self.rows if operand == self.vector else self.slots
+
     @property
     def sums(self) -> int:
         """Accumulators of the largest group."""

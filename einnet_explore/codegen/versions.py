@@ -62,7 +62,7 @@ C_KERNEL_VERSION = 11
 SCHEDULE_VERSION = 37
 """Kernels that TVM compiles: stages as written, rows, one-pass softmax, chains in blocks."""
 
-TILED_KERNEL_VERSION = 8
+TILED_KERNEL_VERSION = 9
 """Tiled contractions."""
 
 INTEGER_PRODUCT_VERSION = 6

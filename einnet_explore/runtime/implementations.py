@@ -35,7 +35,7 @@ from einnet_explore.codegen.register_tiles import (
     this_machine,
 )
 from einnet_explore.codegen.sum_of_products import SumOfProducts, match_sum_of_products
-from einnet_explore.codegen.tvm.contraction import ContractionPlan, plan_contraction
+from einnet_explore.codegen.tvm.contraction import plan_contraction
 from einnet_explore.codegen.versions import scope_identity
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import (
@@ -274,9 +274,8 @@ class TiledCall:
     def write(self, writer: FragmentWriter, makes: str) -> bool:
         made = self.made
         assert made.function is not None  # it is compiled, or loaded, when it is asked for
-        first, second, *sides = self.reads
-        packed = made.pack(self.constants[second]) if made.plan.other is None else None
-        return writer.add_kernel(made, [(first, None), (second, packed), *((name, None) for name in sides)], makes)
+        reads = [(name, made.pack(self.constants[name]) if name == made.packed else None) for name in self.reads]
+        return writer.add_kernel(made, reads, makes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -503,8 +502,7 @@ def tiled_contraction(scope: Scope, constant: Collection[str] = (), threads: int
     if chosen is None:
         return None
     found, tile = chosen
-    packed = found.operands[1 - tile.vector].name in constant
-    made = ContractionPlan(found, tile, None, threads) if packed else plan_contraction(found, tile, threads)
+    made = plan_contraction(found, tile, threads, constant)
     return None if made is None else TiledContraction(scope, made)
 
 

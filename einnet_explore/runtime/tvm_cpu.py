@@ -95,10 +95,10 @@ class TiledContraction:
     @cached_property
     def key(self) -> str:
         """The key of the compiled kernel in the cache directory."""
-        packed = self.plan.other is None
+        packed = (self.plan.other is None, self.plan.has_packed_vectors)
         tile = self.plan.tile
         cut = (tile.vector, tile.layout.copied, tile.lanes, tile.vectors, tile.rows, tile.slots, tile.slots_outside)
-        code = (len(tile.groups), len(tile.unrolled), packed, self.plan.threads, versions.TILED_KERNEL_VERSION)
+        code = (len(tile.groups), len(tile.unrolled), *packed, self.plan.threads, versions.TILED_KERNEL_VERSION)
         parts = (scope_identity(self.scope), *cut, *code, *compiled.compilation_target())
         return "c" + hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:39]
 
@@ -124,7 +124,7 @@ class TiledContraction:
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        """The tensors that the function takes, in order; the second one packed if it is constant."""
+        """The tensors that the function takes, in order; ``packed`` is one of the first two, if one is constant."""
         plan = self.plan
         vector, other = (plan.form.operands[n] for n in (plan.tile.vector, 1 - plan.tile.vector))
         return (vector.name, other.name, *(t.name for t in plan.sides))
@@ -134,18 +134,25 @@ class TiledContraction:
         """The shapes of the arguments as the function sees them."""
         plan = self.plan
         vector, other = (plan.form.operands[n].shape for n in (plan.tile.vector, 1 - plan.tile.vector))
-        second = (plan.packed,) if plan.other is None else (prod(other),)
-        return ((prod(vector),), second, *((prod(t.shape),) for t in plan.sides), (prod(self.scope.shape),))
+        first = (plan.packed if plan.has_packed_vectors else prod(vector),)
+        second = (plan.packed if plan.other is None else prod(other),)
+        return (first, second, *((prod(t.shape),) for t in plan.sides), (prod(self.scope.shape),))
+
+    @property
+    def packed(self) -> str | None:
+        """The tensor that the function takes packed, if any."""
+        operand = self.plan.packed_operand
+        return None if operand is None else self.plan.form.operands[operand].name
 
     def pack(self, array: Array) -> Array:
-        """Return the second operand in the layout that the function takes; plans share it while one of them exists."""
-        if self.plan.other is not None:
-            return array
+        """Return *array*, the tensor ``packed``, in the function's layout; plans share it while one of them exists."""
+        operand = self.plan.packed_operand
+        assert operand is not None
         key = self.key, id(array)
         known = _packed.get(key)
         if known is not None and _sources.get(key) is array:
             return known
-        at = gather_positions(self.plan.form, self.plan.tile, self.plan.steps, self.plan.regions)
+        at = gather_positions(self.plan.form, self.plan.tile, operand, self.plan.steps, self.plan.regions)
         found = aligned_empty((self.plan.packed,))
         found[: at.size], found[at.size :] = np.append(array.reshape(-1), np.float32(0))[at], 0
         _sources[key], _packed[key] = array, found
@@ -162,8 +169,8 @@ class TiledContraction:
         check_argument("the result", out, self.scope.shape)
         if out.size == 0:
             return lambda: None
-        first, second, *rest = (arrays[name] for name in self.reads)
-        given = (first, self.pack(second), *rest, out)
+        held = (self.pack(arrays[name]) if name == self.packed else arrays[name] for name in self.reads)
+        given = (*held, out)
         return partial(self.function, *(tvm_ffi.from_dlpack(array.reshape(-1)) for array in given))
 
 

@@ -10,7 +10,7 @@ and more, or one of "local" scope, on the heap in every call).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -99,38 +99,43 @@ def vector_offsets(tile: RegisterTile, last: Iterator) -> tuple[int, ...]:
 
 
 def packed_regions(
-    form: SumOfProducts, tile: RegisterTile, steps: Sequence[Sequence[Tap]], loops: Sequence[BlockLoop]
+    form: SumOfProducts, tile: RegisterTile, operand: int, steps: Sequence[Sequence[Tap]], loops: Sequence[BlockLoop]
 ) -> tuple[PackedRegion, ...]:
-    """Return consecutive regions, one for each group of phases."""
-    other = form.moves(1 - tile.vector)
-    mine = tuple(b for b in loops if b.iterator in other)
-    lanes = tile.lanes * tile.vectors if form.traversals[-1] in other else 1
+    """Return consecutive regions of *operand*, one for each group of phases."""
+    mine = tuple(b for b in loops if b.iterator in form.moves(operand))
+    lanes = tile.lanes * tile.vectors if form.traversals[-1] in form.moves(operand) else 1
     found: list[PackedRegion] = []
     start = 0
     for group in steps:
-        found.append(PackedRegion(start, mine, len(group) * tile.slots * lanes))
+        found.append(PackedRegion(start, mine, len(group) * tile.lines(operand) * lanes))
         start += found[-1].size
     return tuple(found)
 
 
 def gather_positions(
-    form: SumOfProducts, tile: RegisterTile, steps: Sequence[Sequence[Tap]], found: Sequence[PackedRegion]
+    form: SumOfProducts,
+    tile: RegisterTile,
+    operand: int,
+    steps: Sequence[Sequence[Tap]],
+    found: Sequence[PackedRegion],
 ) -> Array:
-    """Return the tensor's position of every element of the packed operand; -1 is a zero outside the tensor."""
-    other, last = 1 - tile.vector, form.traversals[-1]
+    """Return the tensor's position of every element of the packed *operand*; -1 is a zero outside the tensor."""
+    last = form.traversals[-1]
+    line = tile.row if operand == tile.vector else tile.slot
     parts: list[Array] = []
     for group, region in zip(steps, found, strict=True):
-        outside, is_wide = len(region.loops), last in form.moves(other)
+        outside, is_wide = len(region.loops), last in form.moves(operand)
         lanes = (np.array(vector_offsets(tile, last)), np.arange(tile.lanes)) if is_wide else ()
-        grid = np.ix_(*(b.starts for b in region.loops), np.arange(tile.slots), *lanes)
+        grid = np.ix_(*(b.starts for b in region.loops), np.arange(tile.lines(operand)), *lanes)
         at: dict[Iterator, Array] = dict(zip((b.iterator for b in region.loops), grid, strict=False))
-        if tile.slot is not None and tile.slot in at:
-            at[tile.slot] = at[tile.slot] + grid[outside]
+        if line is not None and line in at:
+            at[line] = at[line] + grid[outside]
         if is_wide:
             at[last] = np.minimum(at.get(last, 0) + grid[-2] + grid[-1], last.extent - 1)
         shape = np.broadcast_shapes(*(axis.shape for axis in grid))
         taps = [
-            _positions(form.operands[other], form.reads[tap.phase][other], {**at, **tap.known}, shape) for tap in group
+            _positions(form.operands[operand], form.reads[tap.phase][operand], {**at, **tap.known}, shape)
+            for tap in group
         ]
         parts += [np.stack(taps, axis=outside).reshape(-1)] if taps else []
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
@@ -155,19 +160,40 @@ MIN_PARALLEL_COPY_ELEMENTS = 1 << 16
 """Elements from which on threads share a copy."""
 
 
+MAX_PACKED_RATIO = 1.5
+"""Elements of packed vectors, at most, over those of the operand: windows that overlap would be stored repeatedly."""
+
+
 @dataclass(frozen=True)
 class ContractionPlan:
-    """A contraction, its tile, the layout of the other operand (None: a packed constant), and the number of threads."""
+    """A contraction, its tile, the layout of the other operand (None: a packed constant), and the number of threads.
+
+    The operand that is read in vectors may be a packed constant instead.
+    """
 
     form: SumOfProducts
     tile: RegisterTile
     other: OperandLayout | None
     threads: int
+    has_packed_vectors: bool = False
+
+    @property
+    def packed_operand(self) -> int | None:
+        """The number of the operand that is a packed constant, if one is."""
+        if self.has_packed_vectors:
+            return self.tile.vector
+        return 1 - self.tile.vector if self.other is None else None
+
+    @property
+    def copies(self) -> tuple[OperandLayout | None, OperandLayout | None]:
+        """The layouts into which a call copies the operand of the vectors, and the other one; None without a copy."""
+        vectors = None if self.has_packed_vectors or not self.tile.layout.copied else self.tile.layout
+        return vectors, self.other if self.other is not None and self.other.copied else None
 
     @property
     def shared(self) -> bool:
         """True if several threads run the kernel, or a part of it."""
-        return self.threads > 1 and (self.tiles_shared or any(map(self.copy_shared, (self.tile.layout, self.other))))
+        return self.threads > 1 and (self.tiles_shared or any(map(self.copy_shared, self.copies)))
 
     @property
     def tiles_shared(self) -> bool:
@@ -176,7 +202,7 @@ class ContractionPlan:
 
     def copy_shared(self, layout: OperandLayout | None) -> bool:
         """True if several threads copy an operand into *layout*."""
-        return self.threads > 1 and layout is not None and layout.copied and layout.size >= MIN_PARALLEL_COPY_ELEMENTS
+        return self.threads > 1 and layout is not None and layout.size >= MIN_PARALLEL_COPY_ELEMENTS
 
     @cached_property
     def steps(self) -> tuple[tuple[Tap, ...], ...]:
@@ -204,8 +230,11 @@ class ContractionPlan:
     @cached_property
     def regions(self) -> tuple[PackedRegion, ...]:
         """The parts of the packed operand."""
-        loops = [b for b in self.blocks if b.count > 1 or b.iterator == self.tile.slot]
-        return packed_regions(self.form, self.tile, self.steps, (*loops, *(BlockLoop(y, 1) for y in self.sums)))
+        if self.packed_operand is None:
+            return ()
+        loops = [b for b in self.blocks if b.count > 1 or b.iterator in (self.tile.slot, self.tile.row)]
+        every = (*loops, *(BlockLoop(y, 1) for y in self.sums))
+        return packed_regions(self.form, self.tile, self.packed_operand, self.steps, every)
 
     @cached_property
     def sides(self) -> tuple[Tensor, ...]:
@@ -219,15 +248,24 @@ class ContractionPlan:
         return max(1, sum(r.size for r in self.regions))
 
 
-def plan_contraction(form: SumOfProducts, tile: RegisterTile, threads: int) -> ContractionPlan | None:
-    """Return the plan of *tile* without packed operands, or None."""
+def plan_contraction(
+    form: SumOfProducts, tile: RegisterTile, threads: int, constant: Collection[str] = ()
+) -> ContractionPlan | None:
+    """Return the plan of *tile*, where an operand in *constant* is packed if it is not much larger then, or None."""
+    if form.operands[1 - tile.vector].name in constant:
+        return ContractionPlan(form, tile, None, threads)
     last = form.traversals[-1]
     along = last if last in form.moves(1 - tile.vector) else None
     # A copy has spare elements, which vectors wider than the rows read.
     wide = along is not None and tile.lanes > last.extent
     other = None if wide else in_place_layout(form, 1 - tile.vector, along)
     other = other or padded_copy_layout(form, 1 - tile.vector, along)
-    return None if other is None else ContractionPlan(form, tile, other, threads)
+    if other is None:
+        return None
+    plan, vectors = ContractionPlan(form, tile, other, threads), form.operands[tile.vector]
+    packed = replace(plan, has_packed_vectors=True)
+    fits = vectors.name in constant and packed.packed <= MAX_PACKED_RATIO * prod(vectors.shape)
+    return packed if fits else plan
 
 
 @dataclass(frozen=True)
@@ -255,12 +293,12 @@ class _Writer:
 
     def copied(self) -> _Writer:
         """Write the copies of operands, and return the writer that reads them."""
-        first, second = map(self._copied, (self.tile.layout, self.plan.other), self.operands)
+        first, second = map(self._copied, self.plan.copies, self.operands)
         return replace(self, operands=(first, second))
 
     def _copied(self, layout: OperandLayout | None, source: TvmObject) -> TvmObject:
         """Copy the elements inside the tensor's box into *layout*, with zeros around them, if it is a copy."""
-        if layout is None or not layout.copied:
+        if layout is None:
             return source
         target = T.alloc_buffer((layout.size + 2 * self.tile.lanes,))  # vectors may extend past the last row
         box, shape = layout.tensor.box, layout.tensor.shape
@@ -370,7 +408,9 @@ class _Writer:
         for _, run in groupby(enumerate(self.plan.steps[n]), key=lambda item: item[1].offset):
             these = list(run)
             each = list(product(these, range(tile.slots)))
-            vector = partial(self._vector_operand, these[0][1], env)
+            vector = partial(
+                self._vector_operand, n, {**env, **block} if self.plan.has_packed_vectors else env, *these[0]
+            )
             if len(positions) <= len(each):
                 vectors = {p: T.bind(vector(*p)) for p in positions}
                 for (at, tap), j in each:
@@ -387,9 +427,13 @@ class _Writer:
                     for (at, tap), j in each:
                         accumulate(sums[tap.phase, *p, j], one, others[at, j, shared[p]])
 
-    def _vector_operand(self, tap: Tap, env: Environment, row: int, n: int) -> TvmObject:
-        """Return the vector that *tap* reads in *row*."""
+    def _vector_operand(self, group: int, env: Environment, at: int, tap: Tap, row: int, n: int) -> TvmObject:
+        """Return the vector that *tap*, number *at* of its *group*, reads in *row*."""
         tile = self.tile
+        if self.plan.has_packed_vectors:
+            region = self.plan.regions[group]
+            start = region.start + ((at * tile.rows + row) * tile.vectors + n) * tile.lanes
+            return load_vector(self.operands[0], _flat_position((start, dict(region.strides)), env), tile.lanes)
         found = _affine_address(tile.layout, self.plan.form.reads[tap.phase][tile.vector], tap.known)
         extra = vector_offsets(tile, self.last)[n]
         extra += found[1].get(tile.row, 0) * row if tile.row is not None else 0
@@ -508,7 +552,9 @@ TILES_PER_THREAD = 8
 def contraction_function(plan: ContractionPlan) -> TvmObject:
     """Return the PrimFunc of *plan*: vector operand, other operand (packed or not), the epilogue's tensors, result."""
     vector, other = (prod(plan.form.operands[n].shape) for n in (plan.tile.vector, 1 - plan.tile.vector))
-    sizes = {"vector": vector, "other": plan.packed if plan.other is None else other}
+    sizes = {"vector": vector, "other": other}
+    if plan.packed_operand is not None:
+        sizes["vector" if plan.has_packed_vectors else "other"] = plan.packed
     sizes |= {f"side {t.name}": prod(t.shape) for t in plan.sides}
 
     def write(places: Mapping[str, TvmObject], result: TvmObject) -> None:
