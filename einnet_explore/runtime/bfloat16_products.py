@@ -49,7 +49,6 @@ from einnet_explore.runtime.integer_products import (
     MIN_SHARED_PRODUCTS,
     CompiledText,
     ProductOperand,
-    offsets,
     points,
     read_operand,
 )
@@ -297,8 +296,8 @@ def bfloat16_kernel(
     if prod(x.extent for x in batch) > MAX_PRODUCTS:
         return None
     at = (sum(n * places[x] for n, x in zip(point, batch, strict=True)) for point in points(batch))
-    a = first.operand(rows, offsets(first.by, product.k), batch)
-    b = second.operand(columns, offsets(second.by, product.k), batch)
+    a = first.operand(rows, first.places(product.k), batch, product.k)
+    b = second.operand(columns, second.places(product.k), batch, product.k)
     if max(prod(a.shape), prod(b.shape), prod(b.padded_shape), prod(scope.shape)) > MAX_ELEMENTS:
         return None
     packed = frozenset({a.tensor, b.tensor} & set(constants)) if a.tensor != b.tensor else frozenset[str]()
