@@ -323,6 +323,21 @@ def test_products_of_padding_are_skipped_where_they_are_zero(kind: str, value: i
 
 
 @pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
+@pytest.mark.parametrize("kinds", [("uint8", "int8"), ("int8", "int8")])
+@pytest.mark.parametrize("constant", [True, False])
+def test_operands_that_are_read_backwards_are_exact(kinds: tuple[str, str], constant: bool) -> None:
+    program = ee.parse(
+        f"tensor X[5, 4, 2, 2] {kinds[0]}\ntensor K[9, 4, 3, 3] {kinds[1]} weight\n"
+        "Y[n:5, f:9, h:2, w:2] = sum[c:4, r:2, s:2] X[n, c, 1-r, 1-s] * K[f, c, 2-h-r, 2-w-s]"
+    )
+    given = {t.name: numbers(*t.shape, dtype=t.dtype) for t in program.inputs}
+    made = compile_program(program, constants={"K": given["K"]} if constant else {})
+    assert made.engines == {"Y": "integers"}
+    feeds = {name: given[name] for name in made.inputs}
+    np.testing.assert_array_equal(made.run(feeds)["Y"], evaluate(program, given)["Y"])
+
+
+@pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
 def test_a_view_with_padding_is_read_in_place() -> None:
     program = ee.parse(
         "tensor X[6, 5, 7] int8\ntensor K[4, 6, 3, 3] int8 weight\n"

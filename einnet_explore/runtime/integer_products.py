@@ -480,11 +480,27 @@ class OperandRead:
         object.__setattr__(self, "start", start)
         object.__setattr__(self, "by", by)
 
+    def places(self, order: Sequence[Iterator]) -> Array:
+        """The places of the points of *order*, from the lowest."""
+        return offsets(self.by, order) - np.int32(self._lowest(order))
+
+    def _lowest(self, summed: Iterable[Iterator]) -> int:
+        """The least place of the points of *summed*: less than 0 where the operand is read backwards."""
+        return sum(min(0, self.by.get(x, 0) * (x.extent - 1)) for x in summed)
+
     def operand(
-        self, outer: Sequence[Iterator], steps: Array, batch: Sequence[Iterator], copy: _Copy | None = None
+        self,
+        outer: Sequence[Iterator],
+        steps: Array,
+        batch: Sequence[Iterator],
+        summed: Sequence[Iterator],
+        copy: _Copy | None = None,
     ) -> ProductOperand:
-        """The operand whose rows or columns are the points of *outer*, in products that are those of *batch*."""
-        by, start = (self.by, self.start) if copy is None else (copy.by, copy.start)
+        """The operand whose rows or columns are the points of *outer*, in products that are those of *batch*.
+
+        *steps* are the places of *summed*, counted from the lowest.
+        """
+        by, start = (self.by, self.start + self._lowest(summed)) if copy is None else (copy.by, copy.start)
         firsts = [int(at) for at in start + offsets(by, batch)]
         starts = tuple(dict.fromkeys(firsts))
         source = self.access.source
@@ -502,8 +518,8 @@ class OperandRead:
         )
 
     def steps(self, order: Sequence[Iterator], together: int) -> Array:
-        """The places of the points of *order*; -1 after the last *together* of them to a multiple of *group*."""
-        found = offsets(self.by, order).reshape(-1, together)
+        """The places of the points of *order*, from the lowest; -1 after the last *together* to whole groups."""
+        found = self.places(order).reshape(-1, together)
         return np.pad(found, ((0, 0), (0, -together % self.group)), constant_values=-1).reshape(-1)
 
     def spans(self, rows: Sequence[Iterator], order: Sequence[Iterator], together: int) -> tuple[tuple[int, int], ...]:
@@ -715,7 +731,8 @@ def _oriented(
         steps = (offsets(copy.by, order[:-1])[:, None] + copy.groups).reshape(-1)
     elif mode == RowMode.IN_PLACE:
         steps = np.ascontiguousarray(steps[:: a.group])
-    left, right = a.operand(rows, steps, batch, copy), b.operand(columns, b.steps(order, together), batch)
+    left = a.operand(rows, steps, batch, order, copy)
+    right = b.operand(columns, b.steps(order, together), batch, order)
     if max(prod(left.shape), prod(right.shape), prod(right.padded_shape), prod(scope.shape)) > MAX_BYTES:
         return None
     at = (sum(n * places[x] for n, x in zip(point, batch, strict=True)) for point in points(batch))
