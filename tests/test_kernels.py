@@ -167,6 +167,23 @@ def test_kernels_are_exact(name: str) -> None:
     np.testing.assert_array_equal(out, evaluate(scope, arrays))
 
 
+@pytest.mark.parametrize("operand", [0, 1])
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_with_a_packed_operand_are_exact(name: str, operand: int) -> None:
+    """Whether it is read in vectors or not; windows that overlap, which would be stored repeatedly, stay in place."""
+    scope = scope_of(CASES[name])
+    found, arrays = match_sum_of_products(scope), arrays_of(scope)
+    assert found is not None
+    constant = found.operands[operand].name
+    made = tiled_contraction(scope, {constant})
+    assert made is not None
+    assert made.packed == constant or made.plan.tile.vector == operand
+    out = aligned_empty(scope.shape)
+    out[...] = np.nan
+    made.bind(arrays, out)()
+    np.testing.assert_array_equal(out, evaluate(scope, arrays))
+
+
 @pytest.mark.parametrize("name", ["few output channels", "two phases woven", "batched, both change"])
 def test_kernels_of_several_threads_are_exact(name: str) -> None:
     text = CASES[name]
