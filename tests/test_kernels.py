@@ -81,6 +81,15 @@ CASES = {
         tensor X[33, 20]
         tensor K[9, 33] weight
         Y[m:9, n:20] = sum[k:33] K[m, k] * X[k, n]""",
+    "product with weights in vectors": """
+        tensor X[11, 40]
+        tensor K[40, 72] weight
+        tensor b[72] weight
+        Y[m:11, n:72] = relu({[m:11, n:72] sum[k:40] X[m, k] * K[k, n]}[m, n] + b[n])""",
+    "batched, with weights in vectors": """
+        tensor X[3, 30, 8]
+        tensor K[3, 8, 40] weight
+        Y[b:3, m:30, n:40] = sum[k:8] X[b, m, k] * K[b, k, n]""",
     "product of columns": """
         tensor X[20, 33]
         tensor K[9, 33] weight
