@@ -178,8 +178,8 @@ def _power(args: tuple[Scalar, ...]) -> Scalar:
     match exponent:
         case Const(1):
             return base
-        case Const(2):
-            return mul(base, base)
+        case Const(2 | 3 as n):  # a library computes other powers one by one
+            return mul(*(base,) * int(n))
         case Const(value) if value == 1 / 2:
             return fn("sqrt", base)
     return fn("pow", base, exponent)
