@@ -8,12 +8,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from onnx_building import build, integers, node, run, whole
 
+from einnet_explore.analysis.canonical_keys import canonical_key
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Scope, accesses
 from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import ModelError
 from einnet_explore.onnx_import.node_call import NotUnderstood, assemble
+from einnet_explore.syntax import parse
 
 small = st.integers(1, 3)
 
@@ -235,6 +237,14 @@ def test_elementwise_operators_broadcast_and_inline_single_numbers() -> None:
     agree(proto, {"x": x}, exact=False)
     model = load_model(proto)
     assert [t.name for t in whole(model).inputs] == ["x", "slope"]
+
+
+@pytest.mark.parametrize(("exponent", "body"), [(2, "x * x"), (3, "x * x * x"), (4, "pow(x, 4)"), (0.5, "sqrt(x)")])
+def test_small_powers_are_products(exponent: float, body: str) -> None:
+    model = load_model(build([node("Pow", ["x", "n"], ["y"])], {"x": (5,)}, ["y"], {"n": np.float32(exponent)}))
+    (equation,) = express(model.nodes[0], model)
+    wanted = parse(f"tensor x[5]\nY[i:5] = {body.replace('x', 'x[i]')}").equations[0].scope
+    assert canonical_key(equation.scope) == canonical_key(wanted)
 
 
 def test_batch_normalisation_computes_its_coefficients_from_weights_alone() -> None:
