@@ -21,7 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count, islice
-from time import monotonic
+from math import inf
+from time import monotonic, process_time
 
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.equivalence.program_diff import require_common_interface
@@ -42,7 +43,7 @@ DISTANCE_WEIGHT = 0.6
 """What one part that is not in common counts, in steps."""
 
 MORE_SECONDS = 0.5
-"""Time in which a shorter way is looked for, beside the time that the first one took."""
+"""Processor time in which a shorter way is looked for, beside the time that the first one took."""
 
 Features = Counter[object]
 
@@ -123,14 +124,13 @@ class _End:
 
 def run_for(search: PathSearch, budget: float) -> Derivation | None:
     """Continue *search* for at most *budget* seconds, or until Ctrl-C; return its best derivation."""
-    began, found = monotonic(), search.best
-    stop = began + budget
+    stop, began, enough, found = monotonic() + budget, process_time(), inf, search.best
     with suppress(KeyboardInterrupt):
         for best in search.run() if found is None else ():
-            now = monotonic()
+            worked = process_time() - began
             if best is not found:
-                found, stop = best, min(stop, now + MORE_SECONDS + (now - began))
-            if now > stop:
+                found, enough = best, min(enough, MORE_SECONDS + 2 * worked)
+            if worked > enough or monotonic() > stop:
                 break
     return search.best
 
