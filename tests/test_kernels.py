@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import product
+from math import prod
 
 import numpy as np
 import pytest
@@ -193,6 +194,31 @@ def test_kernels_with_a_packed_operand_are_exact(name: str, operand: int) -> Non
     np.testing.assert_array_equal(out, evaluate(scope, arrays))
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tensor X[60, 160]\ntensor K[160, 100] weight\nY[i:60, j:100] = sum[k:160] X[i, k] * K[k, j]",
+        "tensor X[160, 100]\ntensor K[60, 160] weight\nY[i:60, j:100] = sum[k:160] X[k, j] * K[i, k]",
+        "tensor X[3, 40, 60]\ntensor K[3, 60, 70] weight\nY[b:3, i:40, j:70] = sum[k:60] X[b, i, k] * K[b, k, j]",
+    ],
+)
+def test_packed_operands_beyond_the_nearest_cache_are_prefetched(text: str, threads: int) -> None:
+    """All of what the next tiles read is asked for by those that read the same elements now."""
+    scope = scope_of(text)
+    arrays, out = arrays_of(scope), aligned_empty(scope.shape)
+    made, small = (tiled_contraction(scope_of(t), {"K"}, threads) for t in (text, CASES["product"]))
+    assert made is not None and small is not None
+    plan, (region,) = made.plan, made.plan.regions
+    assert plan.sharing == plan.blocks[-len(plan.sharing) :]
+    asked = 16 * plan.lines_ahead * prod(b.count for b in plan.sharing)
+    assert region.inside <= asked and made.text.count("prefetch") == plan.lines_ahead > 0
+    assert "prefetch" not in small.text
+    out[...] = np.nan
+    made.bind(arrays, out)()
+    np.testing.assert_array_equal(out, evaluate(scope, arrays))
+
+
 @pytest.mark.parametrize("name", ["few output channels", "two phases woven", "batched, both change"])
 def test_kernels_of_several_threads_are_exact(name: str) -> None:
     text = CASES[name]
@@ -328,6 +354,18 @@ def test_rows_that_share_a_set_of_the_cache_do_not_displace_one_another(k: int, 
     found = match_sum_of_products(scope_of(text))
     tile = found and best_tile(found, Machine(l1=48 << 10))
     assert tile and least <= tile.slots <= most
+
+
+def test_vectors_from_beyond_the_caches_are_shared_by_more_registers() -> None:
+    """A tile of one vector would load as many values as it multiplies."""
+    near, far = (
+        match_sum_of_products(
+            scope_of(f"tensor A[85, 384]\ntensor B[384, {n}]\nY[i:85, j:{n}] = sum[k:384] A[i, k] * B[k, j]")
+        )
+        for n in (64, 1536)
+    )
+    tiles = [best_tile(form, Machine()) for form in (near, far) if form]
+    assert [tile and tile.vectors > 1 for tile in tiles] == [False, True]
 
 
 def test_vector_width_and_caches_of_this_machine_are_plausible() -> None:

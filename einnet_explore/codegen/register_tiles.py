@@ -10,9 +10,9 @@ the broadcast one, and several phases are computed together.  A step of the redu
 
 .. math::  \max\left(\frac{F}{f}, \frac{L_v + L_s}{l}, \frac{F + L_v + L_s}{i}, \frac{F \cdot t}{S}\right)
 
-cycles for `F` multiply-adds, :math:`L_v` vector loads (two where they cross a cache line), :math:`L_s` broadcasts and
-`S` sums with a latency of `t` cycles; traffic from the second-level cache is added.  PlaidML chooses tile sizes for
-GPUs in the same way.
+cycles for `F` multiply-adds, :math:`L_v` vector loads (two where they cross a cache line, or come from beyond the
+second-level cache), :math:`L_s` broadcasts and `S` sums with a latency of `t` cycles; traffic from the second-level
+cache is added.  PlaidML chooses tile sizes for GPUs in the same way.
 """
 
 from __future__ import annotations
@@ -336,7 +336,9 @@ def with_cycles(
     both = last in form.moves(1 - tile.vector)
     misses = _displaced_rows(form, machine, tile) * CACHE_LINE_BYTES / machine.l2_bytes
     cycles, vector_bytes, slot_bytes = 0.0, 0, 0
-    for group, load in zip(steps, found, strict=True):
+    is_far = prod(form.operands[tile.vector].shape) * ELEMENT_BYTES > machine.l2
+    for group, each in zip(steps, found, strict=True):
+        load = replace(each, accesses=2) if is_far else each
         others = len(group) * tile.slots * (tile.vectors if both else 1)
         sums = tile.rows * tile.vectors * tile.slots * (len({tap.phase for tap in group}) or 1)
         cycle = _step_cycles(machine, tile, len(group), load, others, sums)

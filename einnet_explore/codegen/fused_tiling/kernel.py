@@ -43,6 +43,7 @@ from einnet_explore.codegen.tvm.emission import (
     VectorTile,
     load_vector,
     multiply_tile,
+    prefetch_line,
     store_tile,
     store_vector,
     tvm_constant,
@@ -287,13 +288,6 @@ class _ProductTiles:
         )
         memory = writer.memory[self.stage.memory]
         store_tile(tile, totals, memory, lambda row, x: at(self.stage.place, row, x, {}))
-
-
-def prefetch_line(buffer: TvmObject, at: TvmObject) -> TvmObject:
-    """Prefetch the line of element *at* of *buffer* into the second-level cache; beyond its end this has no effect."""
-    address = T.address_of(buffer[at])
-    read, second, data = (tirx.const(n, "int32") for n in (0, 2, 1))
-    return tirx.call_intrin("void", "tirx.prefetch", address, read, second, data)
 
 
 MAX_CASES = 64

@@ -22,6 +22,8 @@ import numpy.typing as npt
 
 from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.codegen.register_tiles import (
+    CACHE_LINE_BYTES,
+    ELEMENT_BYTES,
     FlatAddress,
     OperandLayout,
     RegisterTile,
@@ -35,6 +37,7 @@ from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.codegen.tvm.emission import (
     Environment,
     load_vector,
+    prefetch_line,
     store_vector,
     tvm_expression,
     tvm_function,
@@ -160,6 +163,9 @@ MIN_PARALLEL_COPY_ELEMENTS = 1 << 16
 """Elements from which on threads share a copy."""
 
 
+MIN_FAR_BYTES = 1 << 15
+"""Bytes of a packed operand from which on it is prefetched: between two calls other weights displace it."""
+
 MAX_PACKED_RATIO = 1.5
 """Elements of packed vectors, at most, over those of the operand: windows that overlap would be stored repeatedly."""
 
@@ -243,6 +249,31 @@ class ContractionPlan:
         return tuple({t.name: t for t in reads if isinstance(t, Tensor)}.values())
 
     @property
+    def is_far(self) -> bool:
+        """True if the packed operand is read from beyond the first-level cache."""
+        return self.packed_operand is not None and self.packed * ELEMENT_BYTES >= MIN_FAR_BYTES
+
+    @cached_property
+    def sharing(self) -> tuple[BlockLoop, ...]:
+        """The innermost loops outside the sums, if the packed operand does not move along them: its readers."""
+        packed = self.packed_operand
+        if packed is None or self.tile.slots_outside == (packed == self.tile.vector):
+            return ()
+        mine, other = self.form.moves(packed), self.form.moves(1 - packed)
+        return tuple(b for b in self.blocks if b.iterator in other - mine)
+
+    @cached_property
+    def lines_ahead(self) -> int:
+        """Lines of the packed operand that a step prefetches for the tiles that read others; 0 if they are near.
+
+        The tiles that read the same elements share this work, so that memory is busy all the time.
+        """
+        if not self.is_far or not self.sharing:
+            return 0
+        lines = -(-max(region.inside for region in self.regions) * ELEMENT_BYTES // CACHE_LINE_BYTES)
+        return -(-lines // prod(b.count for b in self.sharing))
+
+    @property
     def packed(self) -> int:
         """The elements of the packed operand; one, never read, if all its products are zero."""
         return max(1, sum(r.size for r in self.regions))
@@ -264,8 +295,9 @@ def plan_contraction(
         return None
     plan, vectors = ContractionPlan(form, tile, other, threads), form.operands[tile.vector]
     packed = replace(plan, has_packed_vectors=True)
-    fits = vectors.name in constant and packed.packed <= MAX_PACKED_RATIO * prod(vectors.shape)
-    return packed if fits else plan
+    if vectors.name not in constant or packed.packed > MAX_PACKED_RATIO * prod(vectors.shape):
+        return plan
+    return replace(packed, tile=replace(tile, slots_outside=False)) if packed.is_far else packed
 
 
 @dataclass(frozen=True)
@@ -392,8 +424,25 @@ class _Writer:
         if steps:  # otherwise all that is read lies outside of its tensor
             with ExitStack() as inside:
                 inner = {y: inside.enter_context(T.serial(y.extent)) for y in self.plan.sums}
+                self._prefetch_packed(n, {**env, **inner, **block}, block)
                 self._multiply_add(n, {**env, **inner}, block, sums)
         self._write_sums(env, sums, phases)
+
+    def _prefetch_packed(self, n: int, env: Environment, block: Environment) -> None:
+        """Prefetch this tile's share of what a step of the next tiles reads of the packed operand: it follows."""
+        plan, lines, packed = self.plan, self.plan.lines_ahead, self.plan.packed_operand
+        if packed is None or not lines:
+            return
+        region, mine = plan.regions[n], plan.form.moves(packed)
+        tile = region.inside * prod(y.extent for y in plan.sums if y in mine)
+        here = _flat_position((region.start + tile, dict(region.strides)), env)
+        turn = _row_major_position(
+            [block.get(b.iterator, tirx.const(0, "int32")) for b in plan.sharing], [b.count for b in plan.sharing]
+        )
+        memory = self.operands[packed != plan.tile.vector]
+        for line in range(lines):
+            at = (turn * lines + line) * (CACHE_LINE_BYTES // ELEMENT_BYTES)
+            T.evaluate(prefetch_line(memory, here + tirx.min(at, region.inside - 1)))
 
     def _multiply_add(self, n: int, env: Environment, block: Environment, sums: Mapping[TvmObject, TvmObject]) -> None:
         """Write the multiply-adds of one step of the sum."""
