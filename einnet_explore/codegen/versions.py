@@ -65,7 +65,7 @@ SCHEDULE_VERSION = 37
 TILED_KERNEL_VERSION = 10
 """Tiled contractions."""
 
-INTEGER_PRODUCT_VERSION = 6
+INTEGER_PRODUCT_VERSION = 7
 """Products of bytes and of bfloat16, with epilogues."""
 
 TILE_CHOICE_VERSION = 4

@@ -15,6 +15,9 @@
  *
  * Steps at which all rows of a tile are padding of value 0 are skipped.
  *
+ * A tile of bfloat16 prefetches AHEAD of the vectors that each step reads of the next panel, if panels are packed ahead
+ * of calls: all tiles together prefetch all of them.  Of bytes, memory delivers enough without.
+ *
  * The sums of a block of rows and a panel stay in the cache until `finish` has turned them into results.  Where results
  * are the sums (DIRECT), those of whole panels are written at once.
  */
@@ -31,6 +34,7 @@
 #endif
 
 enum { VECTOR = 16, VECTORS = COLUMNS / VECTOR, BLOCK = 48, HALF = 32,
+       TILES = (M + TILE - 1) / TILE, AHEAD = IS_BFLOAT16 ? (VECTORS + TILES - 1) / TILES : 0,
        GROUPS = LENGTH / GROUP, PANELS = (N + COLUMNS - 1) / COLUMNS, BLOCKS = (M + BLOCK - 1) / BLOCK, BYTES = 1 };
 /* Values of ROW_MODE. */
 #define PACKED 0
@@ -212,10 +216,10 @@ static void pack_panel(const COLUMN_ELEMENT *b, const int32_t *at, const int32_t
 
 /* The sums of `count` rows of a block and one panel, over steps from `first` to `stop`: other factors are 0.  Rows of
  * sums are `pitch` apart. */
-static void tile(const Stored *const *row, int count, const int32_t *step, const Column *panel, Sum *sums,
-                 int64_t pitch, int first, int stop)
+static void tile(const Stored *const *row, int count, const int32_t *step, const Column *panel, const Column *ahead,
+                 Sum *sums, int64_t pitch, int first, int stop)
 {
-    (void)step;
+    (void)step, (void)ahead;
     for (int r = 0; r < count; r++) {
         Sum own[COLUMNS] = {0};
         for (int g = first; g < stop; g++)
@@ -231,11 +235,11 @@ static void tile(const Stored *const *row, int count, const int32_t *step, const
 #define INLINE __attribute__((TARGET, always_inline)) static inline
 
 /* `count`, a constant, rows. */
-INLINE void wide_rows(const Stored *const *row, const int count, const int32_t *step, const Column *panel, Sum *sums,
-                      int64_t pitch, int first, int stop)
+INLINE void wide_rows(const Stored *const *row, const int count, const int32_t *step, const Column *panel,
+                      const Column *ahead, Sum *sums, int64_t pitch, int first, int stop)
 {
     __m512i total[TILE][VECTORS];
-    (void)step;
+    (void)step, (void)ahead;
 #pragma GCC unroll 8
     for (int r = 0; r < count; r++)
 #pragma GCC unroll 4
@@ -246,6 +250,10 @@ INLINE void wide_rows(const Stored *const *row, const int count, const int32_t *
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) column[v] = _mm512_loadu_si512(panel + (g * VECTORS + v) * VECTOR * GROUP);
         const int64_t at = STEP(g);
+#if PACKED_COLUMNS
+#pragma GCC unroll 4
+        for (int v = 0; v < AHEAD; v++) __builtin_prefetch(ahead + (g * VECTORS + v) * VECTOR * GROUP, 0, 2);
+#endif
 #pragma GCC unroll 8
         for (int r = 0; r < count; r++) {
             int32_t factors;
@@ -261,19 +269,19 @@ INLINE void wide_rows(const Stored *const *row, const int count, const int32_t *
         for (int v = 0; v < VECTORS; v++) _mm512_storeu_si512(sums + r * pitch + v * VECTOR, total[r][v]);
 }
 
-WIDE static void wide_tile(const Stored *const *row, int count, const int32_t *step, const Column *panel, Sum *sums,
-                           int64_t pitch, int first, int stop)
+WIDE static void wide_tile(const Stored *const *row, int count, const int32_t *step, const Column *panel,
+                           const Column *ahead, Sum *sums, int64_t pitch, int first, int stop)
 {
     switch (count) {
-    case 1: wide_rows(row, 1, step, panel, sums, pitch, first, stop); break;
-    case 2: wide_rows(row, 2, step, panel, sums, pitch, first, stop); break;
-    case 3: wide_rows(row, 3, step, panel, sums, pitch, first, stop); break;
-    case 4: wide_rows(row, 4, step, panel, sums, pitch, first, stop); break;
-    case 5: wide_rows(row, 5, step, panel, sums, pitch, first, stop); break;
-    case 6: wide_rows(row, 6, step, panel, sums, pitch, first, stop); break;
+    case 1: wide_rows(row, 1, step, panel, ahead, sums, pitch, first, stop); break;
+    case 2: wide_rows(row, 2, step, panel, ahead, sums, pitch, first, stop); break;
+    case 3: wide_rows(row, 3, step, panel, ahead, sums, pitch, first, stop); break;
+    case 4: wide_rows(row, 4, step, panel, ahead, sums, pitch, first, stop); break;
+    case 5: wide_rows(row, 5, step, panel, ahead, sums, pitch, first, stop); break;
+    case 6: wide_rows(row, 6, step, panel, ahead, sums, pitch, first, stop); break;
 #if COLUMNS <= 48
-    case 7: wide_rows(row, 7, step, panel, sums, pitch, first, stop); break;
-    case 8: wide_rows(row, 8, step, panel, sums, pitch, first, stop); break;
+    case 7: wide_rows(row, 7, step, panel, ahead, sums, pitch, first, stop); break;
+    case 8: wide_rows(row, 8, step, panel, ahead, sums, pitch, first, stop); break;
 #endif
     }
 }
@@ -465,13 +473,15 @@ static void multiply(const Call *c, int n, int p, int first, int stop, Column *p
 #else
             const int from = 0, to = GROUPS;
 #endif
+            const int share = (int)((i + r) / TILE) * AHEAD;
+            const Column *ahead = ready + LENGTH * COLUMNS + (share < VECTORS - AHEAD ? share : VECTORS - AHEAD) * VECTOR * GROUP;
             for (int k = 0; k < count; k++) row[k] = row_of(c, PRODUCTS_A[n], i + r + k);
 #ifdef WIDE
             (c->wide ? wide_tile : tile)
 #else
             tile
 #endif
-                (row, count, c->row_step, ready, out + r * pitch, pitch, from, to);
+                (row, count, c->row_step, ready, ahead, out + r * pitch, pitch, from, to);
         }
 #if ROW_LOW || COLUMN_LOW
         correct(c, PRODUCTS_A[n], i, rows, sums, made);
