@@ -1,7 +1,8 @@
 """Compare register-tiled kernels with ONNX Runtime, operator by operator.
 
 ``python -m benchmarks.contractions [--threads N] [--seconds S] [--cold] [WORD…]``.  Both run in turn on the same
-arrays, with the weights known in advance; with ``--cold``, after reads that displace all of them from the caches.  The minimum of the samples counts, since other work on the machine only adds time.
+arrays, with the weights known in advance; with ``--cold``, after reads that displace all of them from the caches.  The
+minimum of the samples counts, since other work on the machine only adds time.
 GFLOP/s are those of the tiled kernel.
 
 ``--numerics bf16`` compares products of matrices with operands in bfloat16 with both, in float32: medians of the ratios
