@@ -18,6 +18,7 @@ import numpy as np
 
 from einnet_explore.analysis.counts import ELEMENT_BYTES, compute_bound, is_compute_bound
 from einnet_explore.analysis.equations import weight_only
+from einnet_explore.codegen.wide_values import rounds_computed_values, rounds_exactly
 from einnet_explore.ir import VIEW, EOperatorKind, Program, Table, accesses
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
 from einnet_explore.pipeline.numerics import level_report, measure_errors
@@ -202,8 +203,9 @@ class Trial:
     """Measured times of a subprogram's original and of its best variant.
 
     The *winner* is faster than the original (None: the original stays).  Without a winner, the *contender* is the
-    fastest variant if it came near.  *excess* says by how much the error of a variant in bfloat16 exceeds the bound.
-    If *memory_short*, a memory limit decided, so the trial is not remembered.
+    fastest variant if it came near.  If it *rounds_exactly*, it gives the integers of the definition, and the original
+    does not: as a winner, it need not be faster.  *excess* says by how much the error of a variant in bfloat16 exceeds
+    the bound.  If *memory_short*, a memory limit decided, so the trial is not remembered.
     """
 
     seconds_before: float
@@ -215,6 +217,7 @@ class Trial:
     contender: Derivation | None = None
     excess: str = ""
     memory_short: bool = False
+    rounds_exactly: bool = False
 
     @property
     def derivation(self) -> Derivation | None:
@@ -231,6 +234,7 @@ def trial_to_json(trial: Trial) -> JsonObject:
         "states": trial.states,
         "why": trial.why,
         "excess": trial.excess,
+        "rounds_exactly": trial.rounds_exactly,
         "winner": steps_to_json(trial.winner) if trial.winner else None,
         "contender": steps_to_json(trial.contender) if trial.contender else None,
     }
@@ -249,6 +253,7 @@ def trial_from_json(document: object, program: Program) -> Trial | None:
             why=str(found["why"]),
             contender=contender,
             excess=str(found["excess"]),
+            rounds_exactly=bool(found["rounds_exactly"]),
         )
     except (KeyError, Refused):
         return None
@@ -256,6 +261,10 @@ def trial_from_json(document: object, program: Program) -> Trial | None:
 
 MAX_WINNER_RATIO = 0.95
 """A winner takes less than this part of the original's time: smaller differences are within the noise."""
+
+MAX_EXACT_RATIO = 1.05
+"""A variant that rounds to integers as the definition says, where the original does not, takes at most this multiple of
+the time of the original or of another variant to be preferred: larger differences are more than noise."""
 
 NODE_SECONDS = 0.5e-6
 """Seconds by which a variant has to be faster for each node more than another has: less is within the noise."""
@@ -277,6 +286,10 @@ MAX_SEARCH_SECONDS = 120.0
 
 NEGLIGIBLE_SHARE = 1e-3
 """Subprograms below this part of the model's time are not tuned: any gain drowns in the noise of the whole."""
+
+
+EXACT = "rounds to integers as the model defines, which the original does not"
+"""Why a winner need not be faster."""
 
 
 @dataclass(slots=True)
@@ -386,11 +399,16 @@ class TuningTask:
         *budget* are the seconds in which the whole model is tuned.
         """
         share = self.original_seconds / model_seconds
-        if share < NEGLIGIBLE_SHARE:
+        if share < NEGLIGIBLE_SHARE and not self.may_be_exact:
             return None
         most = self.context.settings.seconds * max(1, len(compute_bound(self.program)))
         whole = min(MODEL_SEARCH_SECONDS, MAX_SEARCH_SHARE * budget)
         return min(most, max(MIN_SEARCH_SECONDS, whole * share), MAX_SEARCH_SECONDS)
+
+    @cached_property
+    def may_be_exact(self) -> bool:
+        """Whether a variant may round to integers as the definition says, and the original does not."""
+        return self.context.settings.runtime == "plan" and rounds_computed_values(self.program)
 
     def negligible_trial(self, model_seconds: float) -> Trial:
         """Return the trial of a task whose ``search_effort`` is None."""
@@ -456,11 +474,20 @@ class TuningTask:
             why = "; ".join(dict.fromkeys(finalists.refusals))
             return Trial(seconds_before=before, seconds_after=before, why=why or excess, excess=excess)
         nodes = {name: count_nodes(finalists.derivations[name].end) for name in times}
-        best = min(times, key=lambda name: times[name] + NODE_SECONDS * nodes[name])
+        exact = {name for name in times if self.may_be_exact and rounds_exactly(finalists.derivations[name].end)}
+
+        def cost(name: str) -> float:
+            return (times[name] + NODE_SECONDS * nodes[name]) / (MAX_EXACT_RATIO if name in exact else 1.0)
+
+        best = min(times, key=cost)
         fastest, after = finalists.derivations[best], times[best]
-        outcome = partial(Trial, seconds_before=before, seconds_after=after, excess=excess)
+        outcome = partial(
+            Trial, seconds_before=before, seconds_after=after, excess=excess, rounds_exactly=best in exact
+        )
         if after <= MAX_WINNER_RATIO * before:
             return outcome(winner=fastest, why=f"{before / after:.2f}x in its own right")
+        if best in exact and after <= MAX_EXACT_RATIO * before:
+            return outcome(winner=fastest, why=f"{EXACT}, {before / after:.2f}x in its own right")
         measured = f"the fastest of {len(finalists.derivations)} measured candidates"
         return outcome(
             contender=fastest if after <= MAX_CONTENDER_RATIO * before else None,
