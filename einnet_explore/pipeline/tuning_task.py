@@ -427,8 +427,8 @@ class TuningTask:
         if found.memory_short:
             memory.stopped()
         trial = self._try_finalists(self._with_replayed(found.variants), memory)
-        if trial.winner is not None:
-            self.context.winners.setdefault(self._structure, []).append(steps_to_json(trial.winner))
+        if trial.derivation is not None and (trial.winner or trial.rounds_exactly):
+            self.context.winners.setdefault(self._structure, []).append(steps_to_json(trial.derivation))
         return replace(trial, search_seconds=perf_counter() - began, states=found.states, memory_short=memory.short)
 
     @property
@@ -436,6 +436,10 @@ class TuningTask:
         """The numbers of traversals and summations of each equation, which do not depend on extents."""
         scopes = (e.scope for e in self.program.equations)
         return tuple((len(scope.traversals), len(scope.summations)) for scope in scopes)
+
+    def replayed(self) -> list[Variant]:
+        """Return the variants by the steps of tasks before that differ in sizes and constants, cheapest first."""
+        return self._with_replayed(())
 
     def _with_replayed(self, found: Sequence[Variant]) -> list[Variant]:
         """Return the variants *found*, and those that win at other sizes and were not found, cheapest first."""
