@@ -11,6 +11,7 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 import einnet_explore as ee
+from einnet_explore.analysis.patterns import pattern
 from einnet_explore.codegen.wide_values import rounds_exactly
 from einnet_explore.cost import CPU_DEFAULT, program_seconds
 from einnet_explore.equivalence.certificate import certify
@@ -279,6 +280,7 @@ def tuned(cache: Path, before: float, exact: float, inexact: float, runtime: Run
         (100e-6, 130e-6, True, True),  # as fast as the original
         (104e-6, 130e-6, True, True),  # slower within the noise
         (108e-6, 130e-6, False, True),  # a contender
+        (250e-6, 300e-6, False, True),  # for the whole model to decide
         (108e-6, 90e-6, True, False),
         (92e-6, 89e-6, True, True),  # the other is faster within the noise
         (92e-6, 60e-6, True, False),
@@ -309,3 +311,16 @@ def test_small_programs_that_round_are_searched_and_others_are_not(tmp_path: Pat
         store.record(task._key("onnxruntime alone"), 1e-6, "recorded")
         efforts.append(task.search_effort(1.0))
     assert efforts == [MIN_SEARCH_SECONDS, None]
+
+
+def test_a_pattern_is_common_to_programs_of_other_extents_names_and_constants() -> None:
+    known = pattern(ee.parse(QUANTISED))
+    for old, new in (("6", "8"), ("0.03", "0.07"), ("120", "99"), ("W", "V")):
+        assert pattern(ee.parse(QUANTISED.replace(old, new))) == known, new
+    for old, new in (("120", "0"), ("round", "relu"), ("int8 weight", "int8"), ("uint8\nt", "int8\nt"), ("sum", "max")):
+        assert pattern(ee.parse(QUANTISED.replace(old, new))) != known, new
+    conv = {"N": 1, "C": 8, "F": 8, "R": 3, "S": 3}
+    small, large = (pattern(ee.ops.conv2d(H=h, W=h, padding=1, **conv)) for h in (14, 28))
+    assert small == large
+    assert pattern(ee.ops.conv2d(H=14, W=14, padding=1, stride=2, **conv)) != small
+    assert pattern(ee.ops.conv2d(H=14, W=14, padding=0, **conv)) != small

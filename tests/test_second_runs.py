@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from einnet_explore.pipeline import baseline as against_module
 from einnet_explore.pipeline import baseline as whole_module
 from einnet_explore.pipeline import optimiser as optimise_module
 from einnet_explore.pipeline import selection as result_module
+from einnet_explore.pipeline import tuning_task as task_module
 from einnet_explore.pipeline.baseline import BRIEF_SECONDS, CLEAR_SPEEDUP, Baseline, is_clearly_faster, is_decided
-from einnet_explore.pipeline.optimiser import Optimiser
+from einnet_explore.pipeline.optimiser import SEARCH_TIME_SHARE, Optimiser
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.selection import (
     CERTAIN_SPEEDUP,
@@ -348,3 +350,23 @@ def test_exact_parts_leave_the_plan_only_if_they_cost_much(cost: float, stays: b
     assert (1 not in lost) is stays
     again = Plans(lambda kept: 1.0 + cost * (1 in kept))
     assert 1 in eliminate_unprofitable(baseline(), again, groups, parts(1.2, 1.1), clock=again.clock)
+
+
+def test_tasks_that_time_is_short_for_measure_variants_of_similar_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything(monkeypatch)
+    work = Optimiser(model(transposed()), SHORT, budget=60.0, store=ProfileStore(tmp_path / "profiles.sqlite"))
+    work.prepare()
+    first, second = work.subprograms
+    assert not work.tuner.is_short_of_time and work.tuner.run_task(first).winner is not None
+    work.tuner._began = perf_counter() - (1 - SEARCH_TIME_SHARE) * 60.0
+    with monkeypatch.context() as patched:
+        patched.setattr(task_module, "find_variants", lambda *_: pytest.fail("searched"))
+        trial = work.tuner.run_task(second)
+    assert trial.winner is not None and trial.states == 0
+    known = work.tuner.prepare(second)[2]
+    assert known is not None and known.winner == trial.winner
+    work.tuner.start_clock()  # with more time it is searched
+    assert work.tuner.prepare(second)[2] is None and work.tuner.prepare(first)[2] is not None
+    assert work.tuner.run_task(second).states > 0

@@ -18,6 +18,7 @@ import numpy as np
 
 from einnet_explore.analysis.counts import ELEMENT_BYTES, compute_bound, is_compute_bound
 from einnet_explore.analysis.equations import weight_only
+from einnet_explore.analysis.patterns import pattern
 from einnet_explore.codegen.wide_values import rounds_computed_values, rounds_exactly
 from einnet_explore.ir import VIEW, EOperatorKind, Program, Table, accesses
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
@@ -272,6 +273,9 @@ NODE_SECONDS = 0.5e-6
 MAX_CONTENDER_RATIO = 1.25
 """A contender takes less than this multiple of the original's time: it may still pay joined with its neighbours."""
 
+MAX_EXACT_CONTENDER_RATIO = 3.0
+"""The same for a variant that rounds to integers as the definition says: the time of the whole model decides."""
+
 MODEL_SEARCH_SECONDS = 45.0
 """Seconds of search for a whole model, distributed over its subprograms by their part of its time."""
 
@@ -428,7 +432,8 @@ class TuningTask:
             memory.stopped()
         trial = self._try_finalists(self._with_replayed(found.variants), memory)
         if trial.derivation is not None and (trial.winner or trial.rounds_exactly):
-            self.context.winners.setdefault(self._structure, []).append(steps_to_json(trial.derivation))
+            for key in (self._structure, pattern(self.program)):
+                self.context.winners.setdefault(key, []).append(steps_to_json(trial.derivation))
         return replace(trial, search_seconds=perf_counter() - began, states=found.states, memory_short=memory.short)
 
     @property
@@ -438,20 +443,24 @@ class TuningTask:
         return tuple((len(scope.traversals), len(scope.summations)) for scope in scopes)
 
     def replayed(self) -> list[Variant]:
-        """Return the variants by the steps of tasks before that differ in sizes and constants, cheapest first."""
-        return self._with_replayed(())
+        """Return the variants by the steps of winners that differ in extents and constants only, cheapest first."""
+        return sorted(self._replays(pattern(self.program)).values(), key=lambda variant: variant.seconds)
 
     def _with_replayed(self, found: Sequence[Variant]) -> list[Variant]:
         """Return the variants *found*, and those that win at other sizes and were not found, cheapest first."""
         known = {(variant.seconds, variant.kind) for variant in found}
+        new = (variant for key, variant in self._replays(self._structure).items() if key not in known)
+        return sorted((*found, *new), key=lambda variant: variant.seconds)
+
+    def _replays(self, key: Hashable) -> dict[tuple[float, Hashable], Variant]:
+        """Return the variants by the steps of the winners with this *key*, by estimate and kind."""
         replayed = dict[tuple[float, Hashable], Variant]()
-        for steps in self.context.winners.get(self._structure, ()):
+        for steps in self.context.winners.get(key, ()):
             if (derivation := replay_at_other_sizes(self.program, steps)) is not None:
                 seconds, _ = self.context.cost(derivation.end)
                 variant = _variant(seconds, derivation.end, partial(_same, derivation))
                 replayed[seconds, variant.kind] = variant
-        new = (variant for key, variant in replayed.items() if key not in known)
-        return sorted((*found, *new), key=lambda variant: variant.seconds)
+        return replayed
 
     def _try_finalists(self, ranked: Sequence[Variant], memory: MemoryWatch) -> Trial:
         before = self.original_seconds
@@ -492,9 +501,10 @@ class TuningTask:
             return outcome(winner=fastest, why=f"{before / after:.2f}x in its own right")
         if best in exact and after <= MAX_EXACT_RATIO * before:
             return outcome(winner=fastest, why=f"{EXACT}, {before / after:.2f}x in its own right")
+        most = MAX_EXACT_CONTENDER_RATIO if best in exact else MAX_CONTENDER_RATIO
         measured = f"the fastest of {len(finalists.derivations)} measured candidates"
         return outcome(
-            contender=fastest if after <= MAX_CONTENDER_RATIO * before else None,
+            contender=fastest if after <= most * before else None,
             why=f"{measured} takes {after / before:.2f} of the original's time, at most {MAX_WINNER_RATIO} is a gain",
         )
 
