@@ -324,3 +324,20 @@ def test_a_pattern_is_common_to_programs_of_other_extents_names_and_constants() 
     assert small == large
     assert pattern(ee.ops.conv2d(H=14, W=14, padding=1, stride=2, **conv)) != small
     assert pattern(ee.ops.conv2d(H=14, W=14, padding=0, **conv)) != small
+
+
+def test_variants_of_programs_that_differ_in_constants_are_shared(tmp_path: Path) -> None:
+    context = TuningContext(Settings(), ProfileStore(), program_seconds, lambda *_: None)
+    program = ee.parse(QUANTISED)
+    (best, *_) = find_variants(program, program_seconds, Settings(states=20)).variants
+
+    def task(text: str) -> TuningTask:
+        return TuningTask(ee.parse(text), lambda: pytest.fail("opened"), {}, context)
+
+    assert task(QUANTISED).replayed(any_extents=True) == []
+    for any_extents in (False, True):
+        context.winners[task(QUANTISED)._pattern(any_extents)] = [steps_to_json(best.derivation())]
+    (constants,) = task(QUANTISED.replace("0.03", "0.07")).replayed(any_extents=False)
+    assert constants.kind == best.kind and "0.07" in ee.text(constants.derivation().start)
+    larger = task(QUANTISED.replace("6", "8"))
+    assert larger.replayed(any_extents=False) == [] and len(larger.replayed(any_extents=True)) == 1

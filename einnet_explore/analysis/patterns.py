@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from math import isfinite
 
-from einnet_explore.ir import Access, Apply, Compare, Const, Index, Iterator, Padding, Program, Scalar, Scope, Tensor
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Compare,
+    Const,
+    Index,
+    Iterator,
+    Padding,
+    Program,
+    Scalar,
+    Scope,
+    Tensor,
+    scopes,
+)
 
 
 def pattern(program: Program) -> Hashable:
@@ -14,11 +27,17 @@ def pattern(program: Program) -> Hashable:
     The constants 0, 1 and infinity stay, whose laws are others.
     """
     tensors: dict[str, int] = {}
-    scopes = []
+    found = []
     for equation in program.equations:
-        scopes.append(_scope(equation.scope, tensors))
+        found.append(_scope(equation.scope, tensors))
         tensors[equation.name] = len(tensors)
-    return tuple(scopes), tuple(tensors[name] for name in program.outputs)
+    return tuple(found), tuple(tensors[name] for name in program.outputs)
+
+
+def extents(program: Program) -> Hashable:
+    """Return the ranges of all iterators of *program*: with its pattern, only names and constants are left open."""
+    every = (scope for equation in program.equations for _, scope in scopes(equation.scope))
+    return tuple(tuple((x.lo, x.hi) for x in (*scope.traversals, *scope.summations)) for scope in every)
 
 
 def _scope(scope: Scope, tensors: dict[str, int]) -> Hashable:

@@ -82,7 +82,8 @@ def default_budget(tasks: int, each: float = TASK_BUDGET_SECONDS, most: float = 
 
 
 SEARCH_TIME_SHARE = 0.5
-"""Part of that time after which a task to which the steps of another one apply is not searched: these are measured."""
+"""Part of that time after which a task to which the steps of another one apply is not searched, whatever its extents:
+these are measured.  Before, that holds for tasks that differ in constants."""
 
 REMOTE_TIME_SHARE = 0.5
 """Part of that time for remote tuning: what it finds is measured in the rest."""
@@ -221,13 +222,14 @@ class Tuner:
             return task.negligible_trial(self.model_seconds)
         if known is not None:
             return known
-        replayed = task.replayed() if task.found is None and self.is_short_of_time else []
+        short = self.is_short_of_time
+        replayed = task.replayed(any_extents=short) if task.found is None else []
         if replayed:
             task = replace(task, found=FoundVariants(replayed, 0))
         trial = task.run(effort)
         return_free_memory()
         if not trial.memory_short:
-            found = {"effort": effort, "searched": not replayed, "outcome": trial_to_json(trial)}
+            found = {"effort": effort, "searched": not (short and replayed), "outcome": trial_to_json(trial)}
             self.history.record(found, "contest", *self.history_key(subprogram))
         self.history.record(self.spent, "spent", *self._spending)
         return trial

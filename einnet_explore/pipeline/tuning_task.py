@@ -18,7 +18,7 @@ import numpy as np
 
 from einnet_explore.analysis.counts import ELEMENT_BYTES, compute_bound, is_compute_bound
 from einnet_explore.analysis.equations import weight_only
-from einnet_explore.analysis.patterns import pattern
+from einnet_explore.analysis.patterns import extents, pattern
 from einnet_explore.codegen.wide_values import rounds_computed_values, rounds_exactly
 from einnet_explore.ir import VIEW, EOperatorKind, Program, Table, accesses
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
@@ -432,7 +432,7 @@ class TuningTask:
             memory.stopped()
         trial = self._try_finalists(self._with_replayed(found.variants), memory)
         if trial.derivation is not None and (trial.winner or trial.rounds_exactly):
-            for key in (self._structure, pattern(self.program)):
+            for key in (self._structure, self._pattern(False), self._pattern(True)):
                 self.context.winners.setdefault(key, []).append(steps_to_json(trial.derivation))
         return replace(trial, search_seconds=perf_counter() - began, states=found.states, memory_short=memory.short)
 
@@ -442,9 +442,15 @@ class TuningTask:
         scopes = (e.scope for e in self.program.equations)
         return tuple((len(scope.traversals), len(scope.summations)) for scope in scopes)
 
-    def replayed(self) -> list[Variant]:
-        """Return the variants by the steps of winners that differ in extents and constants only, cheapest first."""
-        return sorted(self._replays(pattern(self.program)).values(), key=lambda variant: variant.seconds)
+    def replayed(self, any_extents: bool) -> list[Variant]:
+        """Return the variants by the steps of winners whose programs differ in constants only, cheapest first.
+
+        If *any_extents*, they may differ in extents, too.
+        """
+        return sorted(self._replays(self._pattern(any_extents)).values(), key=lambda variant: variant.seconds)
+
+    def _pattern(self, any_extents: bool) -> Hashable:
+        return pattern(self.program), () if any_extents else extents(self.program)
 
     def _with_replayed(self, found: Sequence[Variant]) -> list[Variant]:
         """Return the variants *found*, and those that win at other sizes and were not found, cheapest first."""
