@@ -1,5 +1,6 @@
 """Selection of the candidates to measure: the best of each kind first, then by estimate."""
 
+import json
 import pickle
 from collections.abc import Callable, Hashable
 from dataclasses import replace
@@ -10,14 +11,17 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 import einnet_explore as ee
+from einnet_explore.analysis.patterns import pattern
+from einnet_explore.codegen.wide_values import rounds_exactly
 from einnet_explore.cost import CPU_DEFAULT, program_seconds
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program, Table, accesses, scopes
 from einnet_explore.pipeline import remote_tuning
 from einnet_explore.pipeline.fusion import fuse_eoperators
-from einnet_explore.pipeline.tuning_context import OriginalRun, Settings, TuningContext
+from einnet_explore.pipeline.tuning_context import OriginalRun, Runtime, Settings, TuningContext
 from einnet_explore.pipeline.tuning_task import (
     MAX_ESTIMATE_RATIO,
+    MIN_SEARCH_SECONDS,
     FoundVariants,
     Trial,
     TuningTask,
@@ -27,6 +31,8 @@ from einnet_explore.pipeline.tuning_task import (
     find_variants,
     search_subprogram,
     select_finalists,
+    trial_from_json,
+    trial_to_json,
     variants_by_algorithm,
 )
 from einnet_explore.rules import Derivation
@@ -238,3 +244,100 @@ def test_a_candidate_that_does_not_fit_is_refused(error: Exception, tmp_path: Pa
     outcome = contest.run(1.0)
     assert outcome.winner is None and f"a candidate does not fit: {type(error).__name__}: {error}" in outcome.why
     assert outcome.memory_short
+
+
+QUANTISED = """tensor A[6, 24] uint8
+tensor B[24, 10] int8 weight
+X[m:6, k:24] = 0.03 * (A[m, k] - 120)
+W[k:24, n:10] = 0.004 * B[k, n]
+P[m:6, n:10] = sum[k:24] X[m, k] * W[k, n]
+Y[m:6, n:10] = uint8(minimum(maximum(round(P[m, n] / 0.11) + 3, 0), 255))
+output Y"""
+
+
+def tuned(cache: Path, before: float, exact: float, inexact: float, runtime: Runtime = "plan") -> Trial:
+    """Tune a quantised product with one exact and one inexact variant that take so many seconds; B are its weights."""
+    program, result = ee.parse(QUANTISED), dict[str, Any]()
+    variants = find_variants(program, program_seconds, Settings(states=20)).variants
+    forms: dict[str, Derivation] = {}
+    for variant in variants:
+        form = fuse_eoperators(variant.derivation())
+        forms.setdefault("exact" if rounds_exactly(form.end) else "inexact", form)
+    store = ProfileStore(cache / "p.sqlite")
+    found = FoundVariants([Variant(2e-6, name, lambda f=form: f) for name, form in forms.items()], 2)
+    context = TuningContext(Settings(runtime=runtime), store, program_seconds, lambda *_: lambda _: result)
+    task = TuningTask(program, lambda: OriginalRun(lambda: result, result), {}, context, found=found)
+    for name in ("onnxruntime", "onnxruntime alone"):
+        store.record(task._key(name), before, "recorded")
+    for name, seconds in (("exact", exact), ("inexact", inexact)):
+        store.record(task._key("program", forms[name].end), seconds, "recorded")
+    return task.run(1.0)
+
+
+@pytest.mark.parametrize(
+    ("exact", "inexact", "wins", "is_exact"),
+    [
+        (100e-6, 130e-6, True, True),  # as fast as the original
+        (104e-6, 130e-6, True, True),  # slower within the noise
+        (108e-6, 130e-6, False, True),  # a contender
+        (250e-6, 300e-6, False, True),  # for the whole model to decide
+        (108e-6, 90e-6, True, False),
+        (92e-6, 89e-6, True, True),  # the other is faster within the noise
+        (92e-6, 60e-6, True, False),
+    ],
+)
+def test_exact_variants_need_not_be_faster(
+    exact: float, inexact: float, wins: bool, is_exact: bool, tmp_path: Path
+) -> None:
+    trial = tuned(tmp_path, 100e-6, exact, inexact)
+    assert (trial.winner is not None, trial.rounds_exactly) == (wins, is_exact), trial.why
+    assert wins or trial.contender is not None
+    assert ("as the model defines" in trial.why) == (wins and exact >= 96e-6 and is_exact)
+    again = trial_from_json(json.loads(json.dumps(trial_to_json(trial))), ee.parse(QUANTISED))
+    assert again is not None and again.rounds_exactly == is_exact
+
+
+def test_standard_operators_round_in_float32_whatever_the_program(tmp_path: Path) -> None:
+    trial = tuned(tmp_path, 100e-6, 100e-6, 130e-6, runtime="onnxruntime")
+    assert trial.winner is None and not trial.rounds_exactly
+
+
+def test_small_programs_that_round_are_searched_and_others_are_not(tmp_path: Path) -> None:
+    efforts = []
+    for program in (ee.parse(QUANTISED), ee.parse(QUANTISED.replace("round(", "relu("))):
+        store = ProfileStore(tmp_path / "p.sqlite")
+        context = TuningContext(Settings(), store, program_seconds, lambda *_: lambda _: {})
+        task = TuningTask(program, lambda: pytest.fail("opened"), {}, context)
+        store.record(task._key("onnxruntime alone"), 1e-6, "recorded")
+        efforts.append(task.search_effort(1.0))
+    assert efforts == [MIN_SEARCH_SECONDS, None]
+
+
+def test_a_pattern_is_common_to_programs_of_other_extents_names_and_constants() -> None:
+    known = pattern(ee.parse(QUANTISED))
+    for old, new in (("6", "8"), ("0.03", "0.07"), ("120", "99"), ("W", "V")):
+        assert pattern(ee.parse(QUANTISED.replace(old, new))) == known, new
+    for old, new in (("120", "0"), ("round", "relu"), ("int8 weight", "int8"), ("uint8\nt", "int8\nt"), ("sum", "max")):
+        assert pattern(ee.parse(QUANTISED.replace(old, new))) != known, new
+    conv = {"N": 1, "C": 8, "F": 8, "R": 3, "S": 3}
+    small, large = (pattern(ee.ops.conv2d(H=h, W=h, padding=1, **conv)) for h in (14, 28))
+    assert small == large
+    assert pattern(ee.ops.conv2d(H=14, W=14, padding=1, stride=2, **conv)) != small
+    assert pattern(ee.ops.conv2d(H=14, W=14, padding=0, **conv)) != small
+
+
+def test_variants_of_programs_that_differ_in_constants_are_shared(tmp_path: Path) -> None:
+    context = TuningContext(Settings(), ProfileStore(), program_seconds, lambda *_: None)
+    program = ee.parse(QUANTISED)
+    (best, *_) = find_variants(program, program_seconds, Settings(states=20)).variants
+
+    def task(text: str) -> TuningTask:
+        return TuningTask(ee.parse(text), lambda: pytest.fail("opened"), {}, context)
+
+    assert task(QUANTISED).replayed(any_extents=True) == []
+    for any_extents in (False, True):
+        context.winners[task(QUANTISED)._pattern(any_extents)] = [steps_to_json(best.derivation())]
+    (constants,) = task(QUANTISED.replace("0.03", "0.07")).replayed(any_extents=False)
+    assert constants.kind == best.kind and "0.07" in ee.text(constants.derivation().start)
+    larger = task(QUANTISED.replace("6", "8"))
+    assert larger.replayed(any_extents=False) == [] and len(larger.replayed(any_extents=True)) == 1

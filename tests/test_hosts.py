@@ -226,6 +226,25 @@ def test_the_host_is_the_fastest_by_trials(
     assert made[-2:] == [frozenset(), frozenset({0, 1})] and only_one in ((), (0, 1), None)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "found"),
+    [
+        (lambda kept: 9.0 + len(kept), None),  # alone it is faster by a little, and not exact
+        (lambda kept: 7.5 + len(kept), ()),  # by much
+        (lambda kept: 9.0 if kept == {0, 1} else 9.5 if kept else 8.5, (0, 1)),
+        (lambda kept: 9.0 + (kept != {1}), (1,)),  # the exact one is in it
+    ],
+)
+def test_exact_subprograms_leave_only_for_a_much_faster_host(
+    seconds: Seconds, found: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "plan_speedup", lambda before, after, *_: before.seconds / after.seconds)
+    plan_of: Any = lambda kept: Fake(seconds(frozenset(kept)))  # noqa: E731
+    current: Any = Fake(10.0)
+    baseline = Baseline(NO_MODEL, Fake(10.0), {}, 1.0)  # type: ignore[arg-type]
+    assert select_host(baseline, current, plan_of, [(0,), (1,)], (0, 1), exact={1}) == found
+
+
 def test_hosts_with_other_outputs_or_refusals_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "plan_speedup", lambda before, after, *_: before.seconds / after.seconds)
     current: Any = Fake(10.0)
@@ -300,18 +319,18 @@ def test_a_faster_host_is_reported_and_bundles_do_without_it(
 
     (name,) = fast.records()
 
-    monkeypatch.setattr(selection, "select_host", lambda *_: ())
+    monkeypatch.setattr(selection, "select_host", lambda *_, **__: ())
     alone = optimiser(tmp_path / "alone.sqlite").result()
     assert len(alone.plan.hosted) == 5 and list(alone.records()) == [f"onnxruntime-{name}"]
     assert [part.why for part in alone.parts] == ["Stand-in 1 runs its nodes as fast or faster"]
 
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(selection, "select_host", interrupt)
     cut = optimiser(tmp_path / "others.sqlite").result()
     assert cut.interrupted and cut.report()["host"] == "ONNX Runtime" and cut.parts[0].kept
-    monkeypatch.setattr(selection, "select_host", lambda *_: pytest.fail("selected again"))
+    monkeypatch.setattr(selection, "select_host", lambda *_, **__: pytest.fail("selected again"))
     with monkeypatch.context() as patched:
         patched.setattr(StandIn, "open", interrupt)  # while the remembered plan is made
         cut = optimiser(store).result()

@@ -374,3 +374,42 @@ def test_file_has_only_derivations_that_are_faster_in_onnxruntime(monkeypatch: p
         told(0.9, (0,)).why
         == f"{lost} (with all of them it runs at 0.90 of the original's speed): the file is the original"
     )
+
+
+def test_an_exact_joined_subprogram_may_be_slower_than_inexact_parts_within_the_noise() -> None:
+    end = Derivation(ee.parse("tensor x[3]\ny[i:3] = x[i]\noutput y"))
+
+    def tuned(nodes: tuple[str, ...], before: float, after: float, exact: bool, kept: bool = True) -> TunedSubprogram:
+        trial = Trial(seconds_before=before, seconds_after=after, winner=end, why="", rounds_exactly=exact)
+        return TunedSubprogram(nodes, trial, kept, "proved", "")
+
+    parts = [tuned(("a",), 1.0, 1.0, False, False), tuned(("b",), 1.0, 1.0, False, False)]
+    for after, exact, joined in ((2.05, True, True), (2.05, False, False), (2.2, True, False)):
+        best, others = choose_joined_or_parts(tuned(("a", "b"), 2.0, after, exact), parts)
+        assert (best.kept, best.rounds_exactly) == (joined, joined)
+        assert all("together with others" in part.why for part in others) is joined
+    exact_parts = [tuned((name,), 1.0, 1.0, True) for name in "ab"]
+    assert not choose_joined_or_parts(tuned(("a", "b"), 2.0, 2.05, True), exact_parts)[0].kept
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_plan_with_exact_subprograms_has_to_be_as_fast_as_the_original(
+    exact: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything(monkeypatch)
+    monkeypatch.setattr(result_module, "MIN_SPEEDUP", 1.02)
+    work = Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "p.sqlite"))
+    assert len(list(work.run())) == 2
+    work.parts = [replace(part, trial=replace(part.trial, rounds_exactly=exact)) for part in work.parts]
+
+    def timed(original: Any, plan: Any, *_: object) -> dict[str, Timing]:
+        after = 1.0 if plan is original else 1 / 1.01
+        return {"before": Timing(1.0, 0.0, 1, (1.0,)), "after": Timing(after, 0.0, 1, (after,))}
+
+    monkeypatch.setattr(whole_module, "time_against_original", timed)
+    monkeypatch.setattr(result_module, "plan_speedup", lambda *_: 1.0)
+    monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("apart")})
+    fast = work.result()
+    assert [part.kept for part in fast.parts] == [exact, exact]
+    assert [part["rounds_exactly"] for part in fast.report()["subprograms"]] == [exact, exact]
+    assert ("2 of 2 subprograms replaced, 2 of them to round to integers as defined" in fast.summary()) is exact

@@ -14,6 +14,7 @@ import einnet_check
 import einnet_explore as ee
 from benchmarks.quantised import exact_values
 from einnet_explore.analysis.products import multiplies_bytes
+from einnet_explore.codegen.wide_values import rounds_computed_values, rounds_exactly
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import VIEW, Instance, Program
@@ -558,3 +559,65 @@ def test_quantised_subprograms_are_equal_to_their_definition_bit_for_bit() -> No
     assert elements > 1_000_000 and sum("integers" in c.program.engines.values() for c in calls.values()) == 3
     (found,) = build_plan(network, calls, 1).run(feeds).values()
     np.testing.assert_array_equal(found, want[network.identifiers[network.outputs[0].name]])
+
+
+def test_the_quotient_of_an_input_by_a_scale_has_the_precision_of_the_scale() -> None:
+    """Next to a tie the rounding of the quotient decides: ONNX divides in the type of the scale."""
+    scale = np.float32(0.0173)
+    x = (np.arange(-100, 100, dtype=np.float32) + np.float32(0.5)) * scale
+    proto = model([node("QuantizeLinear", "xsz", "y")], {"x": x}, {"s": scale, "z": np.int8(0)}, y="int8")
+    want = run(proto, {"x": x})["y"]
+    assert np.any(np.rint(x.astype(np.float64) / np.float64(scale)) != want)  # in float64 it is another one
+    np.testing.assert_array_equal(np.rint(x / scale), want)
+    program = whole(load_model(proto))
+    np.testing.assert_array_equal(evaluate(program, {"x": x}, np.float64)["y"], want)
+    if compiled.c_compiler():
+        np.testing.assert_array_equal(compile_program(program).run({"x": x})["y"], want)
+
+
+def test_a_computed_number_is_divided_as_it_is() -> None:
+    nodes = [node("DequantizeLinear", "qs", "x"), node("QuantizeLinear", "xtz", "y")]
+    weights = {"s": np.float32(0.02), "t": np.float32(0.03), "z": np.uint8(0)}
+    program = whole(load_model(model(nodes, {"q": ROWS}, weights, y="uint8")))
+    assert "float32(" not in ee.text(program)
+    dynamic = whole(load_model(model([node("DynamicQuantizeLinear", "x", "yst")], {"x": numbers(9)}, {}, y="uint8")))
+    assert ee.text(dynamic).count("float32(") == 2  # the scale and the quotient
+
+
+def softmax_of_bytes() -> onnx.ModelProto:
+    """A softmax between operators that quantise."""
+    weights = {"s": np.float32(0.1), "v": np.float32(1 / 255), "z": np.uint8(0)}
+    nodes = [node("DequantizeLinear", "qsz", "x"), node("Softmax", "x", "p"), node("QuantizeLinear", "pvz", "y")]
+    return model(nodes, {"q": numbers(4, 8, dtype="uint8")}, weights, y="uint8")
+
+
+def test_integer_forms_round_exactly_and_float32_does_not() -> None:
+    (part,) = partition(load_model(dense(zero_point=-3)[0])).subprograms
+    program = part.anonymous.program
+    assert rounds_computed_values(program) and not rounds_exactly(program)
+    (form,) = integer_forms(program)
+    assert rounds_exactly(fuse_eoperators(form).end)
+    _, operator = dense()
+    assert rounds_computed_values(whole(load_model(operator))) and rounds_exactly(whole(load_model(operator)))
+    softmax = whole(load_model(softmax_of_bytes()))
+    assert rounds_computed_values(softmax) and not rounds_exactly(softmax)
+
+
+@pytest.mark.parametrize(
+    ("body", "computed", "exact"),
+    [
+        ("Y[i:9] = int8(round(X[i] / 0.3))", False, True),  # one operation
+        ("F[i:9] = relu(X[8 - i])\nY[i:9] = int8(round(F[i] / 0.3))", True, True),  # nothing is rounded before
+        ("F[i:9] = 0.2 * X[i]\nY[i:9] = int8(round(F[i] / 0.3))", True, False),
+        ("F[i:9] = 0.2 * A[i]\nY[i:9] = int8(round(F[i] / 0.3))", True, True),  # F is float64
+        ("F[i:9] = exp(X[i])\nY[i:9] = int8(round(F[i]))", True, False),
+        ("Y[i:9] = int8(round(exp(X[i])))", False, False),
+        ("F[i:9] = max[k:2] X[i - k]\nY[i:9] = int8(round(F[i] / 0.3))", True, True),
+        ("F[i:9] = sum[k:2] X[i - k]\nY[i:9] = int8(round(F[i] / 0.3))", True, False),
+        ("Y[i:9] = 0.3 * X[i]", False, True),  # rounds nothing
+        ("F[i:9] = int32(A[i]) + 1\nY[i:9] = int8(round(F[i]))", False, True),
+    ],
+)
+def test_what_is_computed_before_a_rounding_decides_whether_it_is_exact(body: str, computed: bool, exact: bool) -> None:
+    program = ee.parse(f"tensor X[9] pad [2]\ntensor A[9] int8\n{body}\noutput Y")
+    assert (rounds_computed_values(program), rounds_exactly(program)) == (computed, exact)

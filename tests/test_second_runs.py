@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from einnet_explore.pipeline import baseline as against_module
 from einnet_explore.pipeline import baseline as whole_module
 from einnet_explore.pipeline import optimiser as optimise_module
 from einnet_explore.pipeline import selection as result_module
+from einnet_explore.pipeline import tuning_task as task_module
 from einnet_explore.pipeline.baseline import BRIEF_SECONDS, CLEAR_SPEEDUP, Baseline, is_clearly_faster, is_decided
-from einnet_explore.pipeline.optimiser import Optimiser
+from einnet_explore.pipeline.optimiser import SEARCH_TIME_SHARE, Optimiser
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.selection import (
     CERTAIN_SPEEDUP,
@@ -309,10 +311,63 @@ def test_part_removed_by_backward_elimination_is_not_kept(tmp_path: Path, monkey
     work = Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "profiles.sqlite"))
     assert len(list(work.run())) == 2
     asked: list[object] = []
-    eliminate = lambda _, plan_of, groups, *rest: asked.append(groups) or {1: "it costs"}  # noqa: E731
+    eliminate = lambda _, plan_of, groups, *rest, **more: asked.append(groups) or {1: "it costs"}  # noqa: E731
     monkeypatch.setattr(result_module, "eliminate_unprofitable", eliminate)
     fast = work.result()
     assert [part.kept for part in fast.parts] == [True, False] and fast.parts[1].why == "it costs"
     assert asked == [((0,), (1,))]  # once: what is left is not looked at again
     again = work.result()  # what was decided is remembered
     assert [part.kept for part in again.parts] == [True, False] and len(asked) == 1
+
+
+@pytest.mark.usefixtures("paired")
+def test_exact_parts_join_together_first_and_need_not_be_faster() -> None:
+    plans = Plans(lambda kept: 1.0 - 0.1 * (1 in kept))
+    found = forward_selection(against(plans([])), plans, [(0,), (1,)], [(2,)], clock=plans.clock, exact={0, 2})
+    assert found.kept == [0, 1, 2] and plans.made[1:] == [(0, 2), (0, 1, 2)]
+    plain = Plans(lambda kept: 1.0 - 0.1 * (1 in kept))
+    assert forward_selection(against(plain([])), plain, [(0,), (1,)], [(2,)], clock=plain.clock).kept == [1]
+
+
+@pytest.mark.usefixtures("paired")
+def test_exact_parts_cost_no_more_than_noise_and_no_more_than_was_gained() -> None:
+    costs = {0: 0.05, 1: -0.01, 2: 0.005, 3: 0.008}  # part 0 is not exact
+    plans = Plans(lambda kept: 1.0 - sum((-1) ** (n > 0) * abs(costs[n]) for n in kept))
+    exact, winners = {1, 2, 3}, [(0,), (1,), (2,), (3,)]
+    found = forward_selection(against(plans([])), plans, winners, clock=plans.clock, exact=exact)
+    # Together they cost 2.3 %, so they come one by one: 1 costs 1.05 % of the plan, the others less.
+    assert plans.made[1] == (1, 2, 3) and 0 in found.kept and 1 not in found.kept and {2, 3} <= {*found.kept}
+    slower = Plans(lambda kept: 1.0 + 0.005 * len(kept))
+    assert forward_selection(against(slower([])), slower, winners, clock=slower.clock, exact=exact).kept == []
+
+
+@pytest.mark.usefixtures("paired")
+@pytest.mark.parametrize(("cost", "stays"), [(0.03, True), (0.08, False)])
+def test_exact_parts_leave_the_plan_only_if_they_cost_much(cost: float, stays: bool) -> None:
+    plans = Plans(lambda kept: 1.0 + cost * (1 in kept))
+    groups = [(0,), (1,)]
+    lost = eliminate_unprofitable(baseline(), plans, groups, parts(1.2, 1.1), clock=plans.clock, exact={1})
+    assert (1 not in lost) is stays
+    again = Plans(lambda kept: 1.0 + cost * (1 in kept))
+    assert 1 in eliminate_unprofitable(baseline(), again, groups, parts(1.2, 1.1), clock=again.clock)
+
+
+def test_tasks_that_time_is_short_for_measure_variants_of_similar_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything(monkeypatch)
+    work = Optimiser(model(transposed()), SHORT, budget=60.0, store=ProfileStore(tmp_path / "profiles.sqlite"))
+    work.prepare()
+    first, second = work.subprograms
+    assert not work.tuner.is_short_of_time and work.tuner.run_task(first).winner is not None
+    work.tuner._began = perf_counter() - (1 - SEARCH_TIME_SHARE) * 60.0
+    with monkeypatch.context() as patched:
+        patched.setattr(task_module, "find_variants", lambda *_: pytest.fail("searched"))
+        trial = work.tuner.run_task(second)
+    assert trial.winner is not None and trial.states == 0
+    known = work.tuner.prepare(second)[2]
+    assert known is not None and known.winner == trial.winner
+    work.implementations.winners.clear()  # in another process, with more time, it is searched
+    work.tuner.start_clock()
+    assert work.tuner.prepare(second)[2] is None and work.tuner.prepare(first)[2] is not None
+    assert work.tuner.run_task(second).states > 0

@@ -160,7 +160,7 @@ def test_a_budget_bounds_selecting(work: Optimiser, monkeypatch: pytest.MonkeyPa
     given: dict[str, float] = {}
 
     def noted(name: str, answer: object) -> Callable[..., Any]:
-        return lambda *arguments: given.update({name: arguments[-1]}) or answer
+        return lambda *arguments, **_: given.update({name: arguments[-1]}) or answer
 
     monkeypatch.setattr(
         result_module, "forward_selection", noted("select", ForwardSelection([0, 1], work.original, {}))

@@ -28,9 +28,11 @@ from einnet_explore.ir import (
     is_arithmetic,
     map_tensors,
     mul,
+    rounds_numbers,
     scalar_type,
     scopes,
     tensors,
+    walk_scalar,
 )
 
 WIDE = "float64"
@@ -109,3 +111,45 @@ def _cast(body: Scalar) -> Scalar:
             new = tuple(map(_cast, args))
             return mul(*new) if op == "*" else add(*new) if op == "+" else Apply(op, new)
     return Apply(WIDE, (body,))
+
+
+def rounds_computed_values(program: Program) -> bool:
+    """Whether *program* rounds numbers in floating point to integers that its equations compute.
+
+    A runtime rounds each of them to ``float32`` first, so it gives other integers next to a tie.  The quotient of an
+    input by a scale alone is one operation, which a runtime computes as it is defined.
+    """
+    computed = {equation.name for equation in program.equations} - constant_tensors(program)
+    return any(
+        rounds_numbers(equation.scope) and not computed.isdisjoint(t.name for t in tensors(equation.scope))
+        for equation in program.equations
+    )
+
+
+def rounds_exactly(program: Program) -> bool:
+    """Whether kernels of *program* compute all that they round to integers in ``float64``, from its inputs on.
+
+    Where a value in between is ``float32``, or a function such as ``exp`` is computed, errors decide next to a tie.
+    """
+    exact = {tensor.name for tensor in program.inputs}
+    for equation in with_wide_values(program).equations:
+        scope = equation.scope
+        own = {tensor.name for tensor in tensors(scope)}
+        if rounds_numbers(scope) and not (computing_type(scope) == WIDE and own <= exact):
+            return False
+        is_call = equation.via is not None and equation.via.is_library_call
+        if element_type(scope) != FLOAT32 or (own <= exact and not is_call and _is_selection(scope)):
+            exact.add(equation.name)
+    return True
+
+
+_SELECTIONS = frozenset(("where", "select", "relu", "maximum", "minimum", "less", "less_equal", "equal"))
+
+
+def _is_selection(scope: Scope) -> bool:
+    """Whether the elements of *scope* are elements that it reads, or constants."""
+    return all(
+        (not inner.summations or inner.reduce in ("max", "min"))
+        and all(part.op in _SELECTIONS for part in walk_scalar(inner.body) if isinstance(part, Apply))
+        for _, inner in scopes(scope)
+    )

@@ -18,6 +18,7 @@ from einnet_explore.ir.element_types import (
     holding_type,
     is_arithmetic,
     is_exact_cast,
+    rounds_numbers,
     scalar_type,
 )
 from einnet_explore.ir.expression import (
@@ -122,6 +123,7 @@ __all__ = [
     "program",
     "read_path",
     "replace_at",
+    "rounds_numbers",
     "scalar_type",
     "scope_at",
     "scopes",

@@ -366,6 +366,15 @@ def rounds_arithmetic(scope: Scope) -> bool:
     return ELEMENT_TYPES[element_type(scope)].is_integer and any(map(_is_rounded_arithmetic, _functions(scope.body)))
 
 
+def rounds_numbers(scope: Scope) -> bool:
+    """Whether the elements of *scope* are integers that numbers in floating point are rounded to."""
+    return ELEMENT_TYPES[element_type(scope)].is_integer and any(map(_is_rounding, _functions(scope.body)))
+
+
+def _is_rounding(part: Apply) -> bool:
+    return part.op == "round" and not _is_whole(part.args[0])
+
+
 def is_arithmetic(body: Scalar) -> bool:
     """Whether *body* adds, multiplies, divides or selects only: ``float64`` makes it more exact, at little cost."""
     return all(part.op in _RATIONAL or part.op in ELEMENT_TYPES for part in _functions(body))

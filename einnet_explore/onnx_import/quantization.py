@@ -9,7 +9,11 @@ r"""ONNX's quantised operators: integers :math:`q` that stand for the numbers :m
 A scale *s* and a zero point *z* are one number, one for each index of an axis, or one for each block along it.
 Rounding is to the nearest integer, ties to even; :math:`l` and :math:`h` are the ends of the result's type.  Sums of
 products are exact in ``int32``; a node whose sums may leave it is refused.
-Source: the ONNX operator reference.
+
+The type of the scale determines the precision of :math:`x / s`.  That decides next to a tie, so the quotient is rounded
+to it where *x* has this precision too: where it is an input of the model.  A computed *x* is the number that its
+expression denotes, whose roundings no definition orders.
+Source: the ONNX operator reference (QuantizeLinear-23).
 """
 
 from __future__ import annotations
@@ -19,7 +23,20 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 
-from einnet_explore.ir import ELEMENT_TYPES, Access, Const, ElementType, Equation, Index, Scalar, Scope, add, mul, sub
+from einnet_explore.ir import (
+    ELEMENT_TYPES,
+    FLOAT32,
+    Access,
+    Const,
+    ElementType,
+    Equation,
+    Index,
+    Scalar,
+    Scope,
+    add,
+    mul,
+    sub,
+)
 from einnet_explore.onnx_import.contraction import (
     CONVOLUTION_ATTRIBUTES,
     channel_equations,
@@ -35,6 +52,14 @@ from einnet_explore.support.errors import Refused
 def _quantized(x: Scalar, zero_point: Scalar, kind: ElementType) -> Scalar:
     """Return the integer of *kind* that is nearest to *x*, shifted by *zero_point* and saturated."""
     return fn(kind.name, clamp_scalar(add(fn("round", x), zero_point), kind.low, kind.high))
+
+
+def _quotient(call: NodeCall, at: tuple[Index, ...], scale: Scalar) -> Scalar:
+    """Return element *at* of input 0 over *scale*, rounded to the scale's type if the model is given the element."""
+    x = call.tensor(0)
+    exact = fn("/", call.operand(0, at), scale)
+    given = any(value.name == call.node.inputs[0] for value in call.model.inputs)
+    return fn(FLOAT32, exact) if given and x.dtype == FLOAT32 else exact
 
 
 def _shifted(x: Scalar, zero_point: Scalar) -> Scalar:
@@ -79,8 +104,7 @@ def _quantize_linear(call: NodeCall) -> Iterable[Equation]:
     xs = extent_iterators(call.out.shape)
     at = as_indices(xs)
     scale, zero_point = _parameters(call, at)
-    element = fn("/", call.operand(0, at), scale)
-    yield call.equation(Scope(xs, (), _quantized(element, zero_point, _result_type(call))))
+    yield call.equation(Scope(xs, (), _quantized(_quotient(call, at, scale), zero_point, _result_type(call))))
 
 
 def _dequantize_linear(call: NodeCall) -> Iterable[Equation]:
@@ -104,7 +128,7 @@ def _dynamic_quantize_linear(call: NodeCall) -> Iterable[Equation]:
     size = scale.tensor[()]
     middle = _quantized(fn("/", fn("neg", below), size), Const(0), kind)
     yield (zero_point := Equation(call.output(2).name, Scope((), (), middle)))
-    yield call.equation(Scope(ys, (), _quantized(fn("/", x[ys], size), zero_point.tensor[()], kind)))
+    yield call.equation(Scope(ys, (), _quantized(_quotient(call, as_indices(ys), size), zero_point.tensor[()], kind)))
 
 
 def _difference(call: NodeCall, n: int, axis: int, read: Access) -> Scalar:

@@ -444,7 +444,9 @@ class Optimised:
     def _count_replaced(self) -> str:
         """Say how many of all subprograms are replaced, those that were not tuned counted."""
         kept, every = sum(part.kept for part in self.parts), len(self.parts) + len(self.untuned)
-        return f"{kept} of {count_noun(every, 'subprogram')} replaced"
+        exact = sum(part.rounds_exactly for part in self.parts)
+        rounding = f", {exact} of them to round to integers as defined" if exact else ""
+        return f"{kept} of {count_noun(every, 'subprogram')} replaced{rounding}"
 
     def _describe_host(self, joint: str) -> str:
         """Say after *joint* what another host runs; empty if ONNX Runtime runs all that is not replaced."""

@@ -50,7 +50,14 @@ from einnet_explore.pipeline.subprogram import (
 )
 from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, Implementations, Settings, TuningHistory
 from einnet_explore.pipeline.tuning_order import ExpectedGains
-from einnet_explore.pipeline.tuning_task import MAX_ESTIMATE_RATIO, Trial, TuningTask, trial_from_json, trial_to_json
+from einnet_explore.pipeline.tuning_task import (
+    MAX_ESTIMATE_RATIO,
+    FoundVariants,
+    Trial,
+    TuningTask,
+    trial_from_json,
+    trial_to_json,
+)
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import stop_after, time_calls
@@ -73,6 +80,10 @@ def default_budget(tasks: int, each: float = TASK_BUDGET_SECONDS, most: float = 
     """Return the budget of a model with so many different subprograms, in seconds: *each* for one, at most *most*."""
     return min(max(MIN_BUDGET_SECONDS, each * tasks), most)
 
+
+SEARCH_TIME_SHARE = 0.5
+"""Part of that time after which a task to which the steps of another one apply is not searched, whatever its extents:
+these are measured.  Before, that holds for tasks that differ in constants."""
 
 REMOTE_TIME_SHARE = 0.5
 """Part of that time for remote tuning: what it finds is measured in the rest."""
@@ -120,6 +131,11 @@ class Tuner:
     def left(self) -> float:
         """Seconds within which tasks may still begin."""
         return max(0.0, self.budget - self.spent)
+
+    @property
+    def is_short_of_time(self) -> bool:
+        """Whether tasks measure the variants of similar ones, if there are any, in place of a search."""
+        return self.left <= (1 - SEARCH_TIME_SHARE) * self.budget
 
     def history_key(self, subprogram: Subprogram) -> tuple[object, ...]:
         """Return the key by which the trial of *subprogram* is remembered."""
@@ -206,23 +222,30 @@ class Tuner:
             return task.negligible_trial(self.model_seconds)
         if known is not None:
             return known
+        short = self.is_short_of_time
+        replayed = task.replayed(any_extents=short) if task.found is None else []
+        if replayed:
+            task = replace(task, found=FoundVariants(replayed, 0))
         trial = task.run(effort)
         return_free_memory()
         if not trial.memory_short:
-            found = {"effort": effort, "outcome": trial_to_json(trial)}
+            found = {"effort": effort, "searched": not (short and replayed), "outcome": trial_to_json(trial)}
             self.history.record(found, "contest", *self.history_key(subprogram))
         self.history.record(self.spent, "spent", *self._spending)
         return trial
 
     def prepare(self, subprogram: Subprogram) -> tuple[TuningTask, float | None, Trial | None]:
-        """Return the task of *subprogram*, its effort, and a remembered trial that had at least half of that effort."""
+        """Return the task of *subprogram*, its effort, and a remembered trial that had at least half of that effort.
+
+        One that was not searched is not taken if there is time for a search now.
+        """
         task = self._task(subprogram)
         effort = task.search_effort(self.model_seconds, self.budget)
         document = None if effort is None else self.history.get("contest", *self.history_key(subprogram))
         if effort is None or document is None:
             return task, effort, None
         known = as_object(document)
-        enough = as_number(known["effort"]) >= effort / 2
+        enough = as_number(known["effort"]) >= effort / 2 and (bool(known["searched"]) or self.is_short_of_time)
         return task, effort, trial_from_json(known["outcome"], task.program) if enough else None
 
     def _task(self, subprogram: Subprogram) -> TuningTask:

@@ -8,13 +8,16 @@
 * Selection for export: the file of standard operators has all kept derivations if it is then faster than the original
   in ONNX Runtime, else those that are faster there, else none.  A derivation may gain by kernels that ONNX Runtime does
   not have: in standard operators an overlap-add is a ``Pad`` and a sum of many slices.
+* Exact subprograms, which round to integers as the model defines and whose originals do not, need not be faster: they
+  join all together if the plan is then as fast as the original, stay unless they cost much, and do not leave it for
+  another host that is a little faster.  One wrong integer changes everything that is computed from it.
 * Selection of the host: another installed runtime runs the nodes that are not replaced if the whole plan is then
   faster, with the subprograms that pay there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -60,6 +63,12 @@ from einnet_explore.support.limits import return_free_memory
 MIN_PART_SPEEDUP = 1.005
 """Speedup of the whole model that a group of equal subprograms has to bring."""
 
+MIN_EXACT_PART_SPEEDUP = 0.99
+"""The same for exact subprograms: they may cost as much as noise."""
+
+MIN_EXACT_SPEEDUP = 1.0
+"""Speedup over the original that a plan with exact subprograms needs: it must not be slower."""
+
 MAX_SINGLE_TRIALS = 8
 """Groups that are tried one by one; those that gain less are tried together, and more groups all together first."""
 
@@ -90,13 +99,15 @@ def forward_selection(
     seconds: float = FORWARD_SELECTION_SECONDS,
     clock: Callable[[], float] = perf_counter,
     start: ExecutionPlan | None = None,
+    exact: Collection[int] = (),
 ) -> ForwardSelection:
     """Select the subprograms that make the whole model faster than the plan *start* (by default the original).
 
     *winners* and *contenders* are groups of equal subprograms, most gain first; each group joins the plan as one.
     Contenders come after the winners.  A group that made the plan slower is tried once more with those that joined
-    later, whose layouts it may share; last, all are tried together.  Ctrl-C ends the selection with the groups kept by
-    then.
+    later, whose layouts it may share; last, all are tried together.  Those that are *exact* are tried together first,
+    and a group of them stays unless the plan is slower by more than noise, or slower than *start*.  Ctrl-C ends the
+    selection with the groups kept by then.
     """
     _ = baseline.want  # its run is no part of the time
     until = clock() + seconds
@@ -104,12 +115,17 @@ def forward_selection(
     plan, refused, interrupted = start or baseline.original, dict[int, str](), False
     tried: dict[tuple[int, ...], float] = {}
     turns = _trial_order([*map(tuple, winners)], [*map(tuple, contenders)], lambda: clock() > until)
-    for more in turns:
+    every = tuple(n for group in (*winners, *contenders) for n in group if n in exact)
+    gained = 1.0
+    for more in chain([every] if every else [], turns):
         if len(kept) <= tried.get(more, -1) or set(more) <= {*kept}:
             continue  # it is in, it does not agree, or the plan has not changed since it was tried
         tried[more], larger = inf, sorted({*kept, *more})
+        least = MIN_PART_SPEEDUP
+        if {*more} - {*kept} <= {*exact}:  # the first ones, all together, may not cost anything
+            least = max(MIN_EXACT_PART_SPEEDUP, MIN_EXACT_SPEEDUP / gained)
         try:
-            speedup, better = _try_group(baseline, plan, plan_of, larger)
+            speedup, better = _try_group(baseline, plan, plan_of, larger, least)
         except ValueError as problem:
             refused |= dict.fromkeys(more, str(problem))
             continue
@@ -120,7 +136,7 @@ def forward_selection(
             refused |= dict.fromkeys(more, f"with it the whole model is not faster: {speedup:.2f} of the speed without")
             tried[more] = len(kept)
         else:
-            kept, plan = larger, better
+            kept, plan, gained = larger, better, gained * speedup
     return ForwardSelection(kept, plan, {n: why for n, why in refused.items() if n not in kept}, interrupted)
 
 
@@ -151,16 +167,16 @@ def _trial_order(
 
 
 def _try_group(
-    baseline: Baseline, plan: ExecutionPlan, plan_of: PlanMaker, larger: list[int]
+    baseline: Baseline, plan: ExecutionPlan, plan_of: PlanMaker, larger: list[int], least: float
 ) -> tuple[float, ExecutionPlan | None]:
-    """Return the speedup over *plan* of the plan with *larger*, and that plan if it pays.
+    """Return the speedup over *plan* of the plan with *larger*, and that plan if the speedup is *least* or more.
 
     A plan that does not pay is freed here: plans are as large as their model.  Raises ValueError if the plan cannot be
     made or does not agree with the original.
     """
     trial = plan_of(larger)
-    speedup = _checked_speedup(baseline, plan, trial, MIN_PART_SPEEDUP)
-    return speedup, trial if speedup >= MIN_PART_SPEEDUP else None
+    speedup = _checked_speedup(baseline, plan, trial, least)
+    return speedup, trial if speedup >= least else None
 
 
 def _checked_speedup(baseline: Baseline, plan: ExecutionPlan, trial: ExecutionPlan, least: float) -> float:
@@ -177,6 +193,9 @@ def _checked_speedup(baseline: Baseline, plan: ExecutionPlan, trial: ExecutionPl
 
 MAX_LOSING_SPEEDUP = 0.99
 """Subprograms leave the plan if it runs with them, twice, at less than this part of its speed without."""
+
+MAX_LOSING_EXACT_SPEEDUP = 0.95
+"""The same for exact subprograms."""
 
 CERTAIN_SPEEDUP = 1.5
 """Speedup by themselves from which subprograms are not tried: no neighbour costs as much."""
@@ -195,8 +214,9 @@ def eliminate_unprofitable(
     parts: Mapping[int, TunedSubprogram],
     seconds: float = ELIMINATION_SECONDS,
     clock: Callable[[], float] = perf_counter,
+    exact: Collection[int] = (),
 ) -> dict[int, str]:
-    """Return the subprograms without which the whole model is faster, and why.
+    """Return the subprograms without which the whole model is faster, by more if they are *exact*, and why.
 
     *groups* are the equal ones among *parts*, all of which are in the plan; each group stays or leaves as one.
     """
@@ -218,11 +238,12 @@ def eliminate_unprofitable(
                 continue
         except ValueError:
             continue
-        ratio = plan_speedup(without, plan, baseline.feeds, once, {"before": once}, MAX_LOSING_SPEEDUP)
-        if ratio < MAX_LOSING_SPEEDUP:
+        least = MAX_LOSING_EXACT_SPEEDUP if {*group} <= {*exact} else MAX_LOSING_SPEEDUP
+        ratio = plan_speedup(without, plan, baseline.feeds, once, {"before": once}, least)
+        if ratio < least:
             warm = {"before": once, "after": once}
-            ratio = max(ratio, plan_speedup(without, plan, baseline.feeds, once, warm, MAX_LOSING_SPEEDUP))
-        if ratio < MAX_LOSING_SPEEDUP:
+            ratio = max(ratio, plan_speedup(without, plan, baseline.feeds, once, warm, least))
+        if ratio < least:
             lost |= dict.fromkeys(group, f"in the whole model, the plan with it runs at {ratio:.2f} of its speed")
             kept, plan = rest, without
     return lost
@@ -273,6 +294,9 @@ def select_for_export(
 MIN_HOSTED_SPEEDUP = 0.9
 """Speedup over the plan of ONNX Runtime from which on subprograms are selected for a plan of another host."""
 
+MIN_INEXACT_SPEEDUP = 1.25
+"""Speedup for which a plan of another host may lack exact subprograms of the plan of ONNX Runtime."""
+
 HOST_SELECTION_SECONDS = 8.0
 """Seconds after which no further subprogram is tried with another host."""
 
@@ -285,30 +309,37 @@ def select_host(
     kept: Sequence[int],
     seconds: float = HOST_SELECTION_SECONDS,
     clock: Callable[[], float] = perf_counter,
+    exact: Collection[int] = (),
 ) -> tuple[int, ...] | None:
     """Return the subprograms with which the plan of a host is faster than *current* by more than noise, else None.
 
     *plan_of* makes plans of the host.  It runs the whole model, or the nodes that the *kept* subprograms of *current*
     leave; if one of these is nearly as fast, *groups* of equal subprograms join the former one by one, most gain first.
+    Without all of *kept* that are *exact*, a plan has to be faster by ``MIN_INEXACT_SPEEDUP``.
     Raises KeyboardInterrupt.
     """
+
+    def least(numbers: Iterable[int]) -> float:
+        return MIN_SPEEDUP if {*kept} & {*exact} <= {*numbers} else MIN_INEXACT_SPEEDUP
+
     until, whole = clock() + seconds, None
     speedups = dict[tuple[int, ...], float]()
     for numbers in dict.fromkeys(((), tuple(kept))):
         with suppress(ValueError):
             plan = plan_of(numbers)
-            speedups[numbers] = _checked_speedup(baseline, current, plan, MIN_SPEEDUP)
+            speedups[numbers] = _checked_speedup(baseline, current, plan, least(numbers))
             whole = whole if numbers else plan
     if max(speedups.values(), default=0.0) < MIN_HOSTED_SPEEDUP:
         return None
     if whole is not None and [*map(tuple, groups)] not in ([], [tuple(kept)]) and clock() < until:
-        found = forward_selection(baseline, plan_of, groups, (), until - clock(), clock, whole)
+        found = forward_selection(baseline, plan_of, groups, (), until - clock(), clock, whole, exact)
         if found.interrupted:
             raise KeyboardInterrupt
         if tuple(found.kept) not in speedups:
-            speedups[tuple(found.kept)] = _checked_speedup(baseline, current, found.plan, MIN_SPEEDUP)
-    best = max(speedups, key=lambda numbers: speedups[numbers])
-    return best if speedups[best] >= MIN_SPEEDUP else None
+            more = least(found.kept)
+            speedups[tuple(found.kept)] = _checked_speedup(baseline, current, found.plan, more)
+    best = max(speedups, key=lambda numbers: speedups[numbers] / least(numbers))
+    return best if speedups[best] >= least(best) else None
 
 
 MIN_SELECTION_SECONDS = 10.0
@@ -496,11 +527,20 @@ class Selector:
                 document = {"seconds": selection_seconds(self.budget), **selection.to_json()}
                 self.history.record(document, "selection", *self._key)
                 return selection, measured
-        return self._confirm(found, self._measure(found, is_clearly_faster), MIN_SPEEDUP)
+        return self._confirm(found, self._measure(found, is_clearly_faster), self._least_speedup(found.kept))
 
     def _seconds_left(self) -> float:
         """Return the seconds that are left for selection."""
         return 0.0 if self.interrupted else max(0.0, self._began + selection_seconds(self.budget) - perf_counter())
+
+    @cached_property
+    def _exact(self) -> frozenset[int]:
+        """The subprograms that round to integers as the model defines, while their originals do not."""
+        return frozenset(n for n, part in enumerate(self.parts) if part.trial.rounds_exactly)
+
+    def _least_speedup(self, kept: Iterable[int]) -> float:
+        """Return the speedup that a new plan of *kept* needs: if some are exact, it must not be slower."""
+        return MIN_SPEEDUP if self._exact.isdisjoint(kept) else MIN_EXACT_SPEEDUP
 
     def _select(self) -> Selection:
         """Select the subprograms that pay in the whole model, by measurement."""
@@ -531,6 +571,7 @@ class Selector:
             self._groups_by_gain(winners),
             self._groups_by_gain(contenders),
             min(FORWARD_SELECTION_SECONDS, self._seconds_left()),
+            exact=self._exact,
         )
         return found._replace(plan=self.baseline.original)  # other plans need its memory
 
@@ -558,6 +599,7 @@ class Selector:
             self._groups(kept),
             {n: self.parts[n] for n in kept},
             min(ELIMINATION_SECONDS, self._seconds_left()),
+            exact=self._exact,
         )
 
     def _form_speedups(self, kept: tuple[int, ...]) -> dict[PlanForm, float]:
@@ -633,12 +675,12 @@ class Selector:
 
         Noise may choose a form, in one measurement, but hardly subprograms, in many.
         """
-        measured, first = self._measure(found), self._forms[0]
-        if found.kept and found.form != first and (measured is None or measured.speedup < MIN_SPEEDUP):
+        measured, first, least = self._measure(found), self._forms[0], self._least_speedup(found.kept)
+        if found.kept and found.form != first and (measured is None or measured.speedup < least):
             other = self._measure(replace(found, form=first))
-            if other is not None and other.speedup >= MIN_SPEEDUP:
+            if other is not None and other.speedup >= least:
                 return replace(found, form=first), other
-        return self._confirm(found, measured, MIN_SPEEDUP)
+        return self._confirm(found, measured, least)
 
     def _confirm(
         self, selection: Selection, measured: MeasuredPlan | None, least: float
@@ -695,6 +737,7 @@ class Selector:
             self._groups_by_gain(winners),
             selection.kept,
             min(HOST_SELECTION_SECONDS, self._seconds_left()),
+            exact=self._exact,
         )
 
     @cached_property

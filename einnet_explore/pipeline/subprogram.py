@@ -25,7 +25,7 @@ from einnet_explore.pipeline.model_sessions import (
 )
 from einnet_explore.pipeline.numerics import ErrorReport, level_report
 from einnet_explore.pipeline.tuning_context import OriginalOpener, OriginalRun
-from einnet_explore.pipeline.tuning_task import Trial
+from einnet_explore.pipeline.tuning_task import MAX_EXACT_RATIO, Trial
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.arrays import Arrays
 from einnet_explore.strategies.candidate import combined_verdict
@@ -174,6 +174,11 @@ class TunedSubprogram:
         return self.trial.derivation
 
     @property
+    def rounds_exactly(self) -> bool:
+        """Whether it is in the plan and rounds to integers as the model defines, which the original does not."""
+        return self.kept and self.trial.rounds_exactly
+
+    @property
     def program(self) -> Program | None:
         """The derived program of the winner or contender."""
         return self.derivation.end if self.derivation else None
@@ -206,6 +211,7 @@ class TunedSubprogram:
         return {
             "nodes": list(self.nodes),
             "kept": self.kept,
+            "rounds_exactly": self.rounds_exactly,
             "seconds_before": self.trial.seconds_before,
             "seconds_after": self.seconds,
             "operators": [{"name": via.operator, "attributes": dict(via.attributes)} for via in self.library_calls],
@@ -224,8 +230,9 @@ def choose_joined_or_parts(
 ) -> tuple[TunedSubprogram, list[TunedSubprogram]]:
     """Keep either *whole*, a joined subprogram, or those of *parts* inside it: the faster of the two.
 
-    Compared are the seconds of *whole* with those of the parts and of what lies between them: one by one the originals
-    take longer than together, so gains do not add up.
+    If only the joined one rounds exactly, it may be slower within the noise.  Compared are the seconds of *whole* with
+    those of the parts and of what lies between them: one by one the originals take longer than together, so gains do
+    not add up.
     """
     inside = set(whole.nodes)
     within = [part for part in parts if not inside.isdisjoint(part.nodes)]
@@ -233,7 +240,8 @@ def choose_joined_or_parts(
     separate = max(0.0, between) + sum(part.seconds for part in within)
     if not whole.kept:
         return _discard(whole, whole.why), list(parts)
-    if whole.seconds >= separate:
+    noise = MAX_EXACT_RATIO if whole.rounds_exactly and not all(part.rounds_exactly for part in within) else 1.0
+    if whole.seconds >= noise * separate:
         why = f"takes {whole.seconds * 1e6:.0f} µs, its parts {separate * 1e6:.0f} µs by themselves"
         return _discard(whole, why), list(parts)
     together = "is derived together with others"

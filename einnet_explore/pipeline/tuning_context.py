@@ -110,7 +110,8 @@ class TuningContext:
 
     *cost* orders variants before they are measured, *compiler* makes them runnable, *store* keeps measured times.
     *ahead* compiles kernels before *compiler* measures them.  *ratios* are the least ratios of measured to estimated
-    seconds, by kind of variant, in the tasks so far; *winners* are the steps of their winners, by structure.
+    seconds, by kind of variant, in the tasks so far; *winners* are the steps of their winners, by structure
+    and by pattern.
     """
 
     settings: Settings

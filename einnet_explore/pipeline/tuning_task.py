@@ -18,6 +18,8 @@ import numpy as np
 
 from einnet_explore.analysis.counts import ELEMENT_BYTES, compute_bound, is_compute_bound
 from einnet_explore.analysis.equations import weight_only
+from einnet_explore.analysis.patterns import extents, pattern
+from einnet_explore.codegen.wide_values import rounds_computed_values, rounds_exactly
 from einnet_explore.ir import VIEW, EOperatorKind, Program, Table, accesses
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
 from einnet_explore.pipeline.numerics import level_report, measure_errors
@@ -202,8 +204,9 @@ class Trial:
     """Measured times of a subprogram's original and of its best variant.
 
     The *winner* is faster than the original (None: the original stays).  Without a winner, the *contender* is the
-    fastest variant if it came near.  *excess* says by how much the error of a variant in bfloat16 exceeds the bound.
-    If *memory_short*, a memory limit decided, so the trial is not remembered.
+    fastest variant if it came near.  If it *rounds_exactly*, it gives the integers of the definition, and the original
+    does not: as a winner, it need not be faster.  *excess* says by how much the error of a variant in bfloat16 exceeds
+    the bound.  If *memory_short*, a memory limit decided, so the trial is not remembered.
     """
 
     seconds_before: float
@@ -215,6 +218,7 @@ class Trial:
     contender: Derivation | None = None
     excess: str = ""
     memory_short: bool = False
+    rounds_exactly: bool = False
 
     @property
     def derivation(self) -> Derivation | None:
@@ -231,6 +235,7 @@ def trial_to_json(trial: Trial) -> JsonObject:
         "states": trial.states,
         "why": trial.why,
         "excess": trial.excess,
+        "rounds_exactly": trial.rounds_exactly,
         "winner": steps_to_json(trial.winner) if trial.winner else None,
         "contender": steps_to_json(trial.contender) if trial.contender else None,
     }
@@ -249,6 +254,7 @@ def trial_from_json(document: object, program: Program) -> Trial | None:
             why=str(found["why"]),
             contender=contender,
             excess=str(found["excess"]),
+            rounds_exactly=bool(found["rounds_exactly"]),
         )
     except (KeyError, Refused):
         return None
@@ -257,11 +263,18 @@ def trial_from_json(document: object, program: Program) -> Trial | None:
 MAX_WINNER_RATIO = 0.95
 """A winner takes less than this part of the original's time: smaller differences are within the noise."""
 
+MAX_EXACT_RATIO = 1.05
+"""A variant that rounds to integers as the definition says, where the original does not, takes at most this multiple of
+the time of the original or of another variant to be preferred: larger differences are more than noise."""
+
 NODE_SECONDS = 0.5e-6
 """Seconds by which a variant has to be faster for each node more than another has: less is within the noise."""
 
 MAX_CONTENDER_RATIO = 1.25
 """A contender takes less than this multiple of the original's time: it may still pay joined with its neighbours."""
+
+MAX_EXACT_CONTENDER_RATIO = 3.0
+"""The same for a variant that rounds to integers as the definition says: the time of the whole model decides."""
 
 MODEL_SEARCH_SECONDS = 45.0
 """Seconds of search for a whole model, distributed over its subprograms by their part of its time."""
@@ -277,6 +290,10 @@ MAX_SEARCH_SECONDS = 120.0
 
 NEGLIGIBLE_SHARE = 1e-3
 """Subprograms below this part of the model's time are not tuned: any gain drowns in the noise of the whole."""
+
+
+EXACT = "rounds to integers as the model defines, which the original does not"
+"""Why a winner need not be faster."""
 
 
 @dataclass(slots=True)
@@ -386,11 +403,16 @@ class TuningTask:
         *budget* are the seconds in which the whole model is tuned.
         """
         share = self.original_seconds / model_seconds
-        if share < NEGLIGIBLE_SHARE:
+        if share < NEGLIGIBLE_SHARE and not self.may_be_exact:
             return None
         most = self.context.settings.seconds * max(1, len(compute_bound(self.program)))
         whole = min(MODEL_SEARCH_SECONDS, MAX_SEARCH_SHARE * budget)
         return min(most, max(MIN_SEARCH_SECONDS, whole * share), MAX_SEARCH_SECONDS)
+
+    @cached_property
+    def may_be_exact(self) -> bool:
+        """Whether a variant may round to integers as the definition says, and the original does not."""
+        return self.context.settings.runtime == "plan" and rounds_computed_values(self.program)
 
     def negligible_trial(self, model_seconds: float) -> Trial:
         """Return the trial of a task whose ``search_effort`` is None."""
@@ -409,8 +431,9 @@ class TuningTask:
         if found.memory_short:
             memory.stopped()
         trial = self._try_finalists(self._with_replayed(found.variants), memory)
-        if trial.winner is not None:
-            self.context.winners.setdefault(self._structure, []).append(steps_to_json(trial.winner))
+        if trial.derivation is not None and (trial.winner or trial.rounds_exactly):
+            for key in (self._structure, self._pattern(False), self._pattern(True)):
+                self.context.winners.setdefault(key, []).append(steps_to_json(trial.derivation))
         return replace(trial, search_seconds=perf_counter() - began, states=found.states, memory_short=memory.short)
 
     @property
@@ -419,17 +442,31 @@ class TuningTask:
         scopes = (e.scope for e in self.program.equations)
         return tuple((len(scope.traversals), len(scope.summations)) for scope in scopes)
 
+    def replayed(self, any_extents: bool) -> list[Variant]:
+        """Return the variants by the steps of winners whose programs differ in constants only, cheapest first.
+
+        If *any_extents*, they may differ in extents, too.
+        """
+        return sorted(self._replays(self._pattern(any_extents)).values(), key=lambda variant: variant.seconds)
+
+    def _pattern(self, any_extents: bool) -> Hashable:
+        return pattern(self.program), () if any_extents else extents(self.program)
+
     def _with_replayed(self, found: Sequence[Variant]) -> list[Variant]:
         """Return the variants *found*, and those that win at other sizes and were not found, cheapest first."""
         known = {(variant.seconds, variant.kind) for variant in found}
+        new = (variant for key, variant in self._replays(self._structure).items() if key not in known)
+        return sorted((*found, *new), key=lambda variant: variant.seconds)
+
+    def _replays(self, key: Hashable) -> dict[tuple[float, Hashable], Variant]:
+        """Return the variants by the steps of the winners with this *key*, by estimate and kind."""
         replayed = dict[tuple[float, Hashable], Variant]()
-        for steps in self.context.winners.get(self._structure, ()):
+        for steps in self.context.winners.get(key, ()):
             if (derivation := replay_at_other_sizes(self.program, steps)) is not None:
                 seconds, _ = self.context.cost(derivation.end)
                 variant = _variant(seconds, derivation.end, partial(_same, derivation))
                 replayed[seconds, variant.kind] = variant
-        new = (variant for key, variant in replayed.items() if key not in known)
-        return sorted((*found, *new), key=lambda variant: variant.seconds)
+        return replayed
 
     def _try_finalists(self, ranked: Sequence[Variant], memory: MemoryWatch) -> Trial:
         before = self.original_seconds
@@ -456,14 +493,24 @@ class TuningTask:
             why = "; ".join(dict.fromkeys(finalists.refusals))
             return Trial(seconds_before=before, seconds_after=before, why=why or excess, excess=excess)
         nodes = {name: count_nodes(finalists.derivations[name].end) for name in times}
-        best = min(times, key=lambda name: times[name] + NODE_SECONDS * nodes[name])
+        exact = {name for name in times if self.may_be_exact and rounds_exactly(finalists.derivations[name].end)}
+
+        def cost(name: str) -> float:
+            return (times[name] + NODE_SECONDS * nodes[name]) / (MAX_EXACT_RATIO if name in exact else 1.0)
+
+        best = min(times, key=cost)
         fastest, after = finalists.derivations[best], times[best]
-        outcome = partial(Trial, seconds_before=before, seconds_after=after, excess=excess)
+        outcome = partial(
+            Trial, seconds_before=before, seconds_after=after, excess=excess, rounds_exactly=best in exact
+        )
         if after <= MAX_WINNER_RATIO * before:
             return outcome(winner=fastest, why=f"{before / after:.2f}x in its own right")
+        if best in exact and after <= MAX_EXACT_RATIO * before:
+            return outcome(winner=fastest, why=f"{EXACT}, {before / after:.2f}x in its own right")
+        most = MAX_EXACT_CONTENDER_RATIO if best in exact else MAX_CONTENDER_RATIO
         measured = f"the fastest of {len(finalists.derivations)} measured candidates"
         return outcome(
-            contender=fastest if after <= MAX_CONTENDER_RATIO * before else None,
+            contender=fastest if after <= most * before else None,
             why=f"{measured} takes {after / before:.2f} of the original's time, at most {MAX_WINNER_RATIO} is a gain",
         )
 
