@@ -137,7 +137,7 @@ class Rule(Generic[P_co]):
         """Yield the legal matches in *program* at *at*: those that keep outputs' types and let no integer overflow."""
         for params in self.propose(program, at):
             match = Match(self, at, params)
-            if _is_float32(program) or accepted(match.apply, program):
+            if match.keeps_types(program):
                 yield match
 
     def match(self, program: Program, at: Path, /, **params: object) -> Match[P_co]:
@@ -235,6 +235,10 @@ class Match(Generic[P_co]):
         after = self.rule.rewrite(program, self.at, self.params)
         require_types(program, after)
         return Step(program, self, after)
+
+    def keeps_types(self, program: Program) -> bool:
+        """Whether the proposed match keeps the types of the outputs of *program*, and lets no integer overflow."""
+        return _is_float32(program) or accepted(self.apply, program)
 
     def mentions(self, names: Iterable[str]) -> bool:
         """Whether the parameters, except an operator's attributes, have one of *names*, of iterators or tensors."""
