@@ -137,7 +137,7 @@ class Rule(Generic[P_co]):
         """Yield the legal matches in *program* at *at*: those that keep outputs' types and let no integer overflow."""
         for params in self.propose(program, at):
             match = Match(self, at, params)
-            if match.keeps_types(program):
+            if keeps_types(match, program):
                 yield match
 
     def match(self, program: Program, at: Path, /, **params: object) -> Match[P_co]:
@@ -236,10 +236,6 @@ class Match(Generic[P_co]):
         require_types(program, after)
         return Step(program, self, after)
 
-    def keeps_types(self, program: Program) -> bool:
-        """Whether the proposed match keeps the types of the outputs of *program*, and lets no integer overflow."""
-        return _is_float32(program) or accepted(self.apply, program)
-
     def mentions(self, names: Iterable[str]) -> bool:
         """Whether the parameters, except an operator's attributes, have one of *names*, of iterators or tensors."""
         params = {k: v for k, v in self.forwards.to_json()["params"].items() if k not in ("operator", "attributes")}
@@ -315,6 +311,11 @@ class Derivation:
         return (
             f"<Derivation of {count_noun(len(self.steps), 'step')}: {', '.join(s.match.rule.name for s in self.steps)}>"
         )
+
+
+def keeps_types(match: Match[object], program: Program) -> bool:
+    """Whether a proposed *match* keeps the types of the outputs of *program*, and lets no integer overflow."""
+    return _is_float32(program) or accepted(match.apply, program)
 
 
 def _is_float32(program: Program) -> bool:

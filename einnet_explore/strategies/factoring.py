@@ -87,7 +87,7 @@ from einnet_explore.rules import (
     Refused,
     Rule,
 )
-from einnet_explore.rules.base import accepted, places
+from einnet_explore.rules.base import accepted, keeps_types, places
 from einnet_explore.rules.boundaries import Tightening, Wider
 from einnet_explore.rules.contraction_order import Order
 from einnet_explore.rules.distributivity import Inwards, Termwise
@@ -178,12 +178,12 @@ def _paddings(program: Program) -> Iterable[Match[object]]:
     """Yield matches that sum terms on their own, and that move the padding of nested scopes, or drop it."""
     for at, scope in places(program):
         found = (Match(rule, at, params) for rule, params in _moves_of(_padding_moves, scope, position_of(at)))
-        yield from (match for match in found if match.keeps_types(program))
+        yield from (match for match in found if keeps_types(match, program))
         for n, access in enumerate(accesses(scope.body)):
             is_padded = isinstance(access.source, Scope) and any(map(any, access.source.padding))
             for params in (PaddedRead(n), PaddedFactors(n)) if is_padded else ():
                 exchange = Match(PADDING_EXCHANGE, at, params)
-                if accepted(exchange.rule.rewrite, program, at, params) and exchange.keeps_types(program):
+                if accepted(exchange.rule.rewrite, program, at, params) and keeps_types(exchange, program):
                     yield exchange
 
 
@@ -448,7 +448,7 @@ def _remembered(program: Program, moves: LocalMoves, innermost_first: bool = Fal
     for n, equation in _ordered(enumerate(program.equations), innermost_first):
         for rule, path, params in _moves_below(moves, equation.scope, innermost_first) if equation.via is None else ():
             match = Match(rule, (n, *path), params)
-            if match.keeps_types(program):
+            if keeps_types(match, program):
                 yield match
 
 
@@ -568,7 +568,7 @@ def _conditions(program: Program) -> Iterable[Match[object]]:
     for at, scope in places(program):
         for number in _separate_parts(scope):
             match = Match(PART_EXTRACTION, at, Part(number))
-            if accepted(match.rule.rewrite, program, at, match.params) and match.keeps_types(program):
+            if accepted(match.rule.rewrite, program, at, match.params) and keeps_types(match, program):
                 yield match
 
 

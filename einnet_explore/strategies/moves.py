@@ -70,6 +70,7 @@ from einnet_explore.rules import (
     Refused,
     Rule,
 )
+from einnet_explore.rules.base import keeps_types
 from einnet_explore.rules.boundaries import Unbound
 from einnet_explore.rules.traversal_merging import Merging
 
@@ -359,7 +360,7 @@ def _mergeable_scopes(program: Program, name: str) -> Iterable[Match[object]]:
     n = equation_number(program, name)
     for path, params in _mergings(program.equations[n].scope) if program.equations[n].via is None else ():
         match = Match(TRAVERSAL_MERGING, (n, *path), params)
-        if match.keeps_types(program):
+        if keeps_types(match, program):
             yield match
 
 
