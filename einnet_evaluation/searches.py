@@ -37,6 +37,7 @@ from einnet_explore.strategies.events import (
 )
 from einnet_explore.strategies.options import Options
 from einnet_explore.support.errors import BackendError
+from einnet_explore.support.limits import COLLECTION_THRESHOLDS
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,7 +80,7 @@ def search_depths(
 
     Depths that were not started have no entry.  If the search is exhausted at some depth, deeper entries repeat it.
     """
-    gc.set_threshold(50_000, 20, 20)  # expressions have no reference cycles, see ``derive``
+    gc.set_threshold(*COLLECTION_THRESHOLDS)
     options = Options("paper", max_depth, fingerprint, converging, targets=find_operators(case.targets))
     engine = Search(case.make(), program_seconds, options)
     levels = [Depth(0)]
@@ -169,7 +170,7 @@ def count_depths(case: Case, max_depth: int, limit: float) -> dict[Flags, tuple[
 
     Depths that were not completed have no entry.
     """
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(*COLLECTION_THRESHOLDS)
     levels = tuple(StateCount(case.make(), find_operators(case.targets), program_seconds).levels(max_depth, limit))
     return {
         flags: tuple(_summed(_counted(level, case, *flags) for level in levels)) for flags in (WITH, UNGUIDED, UNPRUNED)

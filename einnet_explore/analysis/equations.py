@@ -138,7 +138,7 @@ def constant_tensors(program: Program) -> frozenset[str]:
     """Return the tensors known at compile time: weights, and equations that read nothing else."""
     known = {t.name for t in program.inputs if t.weight}
     for equation in program.equations:
-        if all(t.name in known for t in tensors(equation.scope)):
+        if known.issuperset(tensor_names(equation.scope)):
             known.add(equation.name)
     return frozenset(known)
 
@@ -245,10 +245,12 @@ def readers(program: Program, name: str) -> tuple[int, ...]:
 
 def equation_number(program: Program, name: str) -> int:
     """Return the number of the equation called *name*; raises ValueError with the names that there are."""
-    names = [e.name for e in program.equations]
-    if name not in names:
-        raise ValueError(f"no equation is called {name!r}: there are {', '.join(names) or 'none'}")
-    return names.index(name)
+    for number, equation in enumerate(program.equations):
+        if equation.name == name:
+            return number
+    raise ValueError(
+        f"no equation is called {name!r}: there are {', '.join(e.name for e in program.equations) or 'none'}"
+    )
 
 
 def map_reads(scope: Scope, name: str, change: Callable[[Access], Scalar]) -> Scope:

@@ -66,7 +66,12 @@ def map_indices(body: Scalar, change: Callable[[Index], Index]) -> Scalar:
 
 def iterators_of(body: Scalar) -> frozenset[Iterator]:
     """Return the iterators that *body* depends on; those of nested scopes are their own."""
-    return frozenset(x for i in read_indices(body) for x in i.iterators)
+    try:
+        return body._memo  # type: ignore[union-attr, no-any-return]
+    except AttributeError:
+        found = frozenset([x for i in read_indices(body) for x in i.iterators])
+        object.__setattr__(body, "_memo", found)
+        return found
 
 
 def compared_iterators(body: Scalar) -> tuple[Iterator, ...]:

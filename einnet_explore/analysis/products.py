@@ -481,6 +481,7 @@ def is_multilinear(equation: Equation) -> bool:
     return equation.via is None and not describe_nonlinearity(equation.scope)
 
 
+@lru_cache(1 << 12)  # of each node in each region, and of each equation after each step
 def describe_nonlinearity(scope: Scope) -> str:
     """Return why *scope* is no sum of products in which every factor can move; empty if it is one."""
     if scope.reduce != "sum":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import os
 import sys
 import warnings
@@ -26,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     An error is one line on standard error; with ``--debug`` it is a traceback.
     """
     arguments = command_parser().parse_args(argv)
+    atexit.register(gc.freeze)  # the interpreter ends without looking for cycles among millions of expressions
     code: int = OK
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a character that the terminal lacks must not end the command

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 
 from einnet_explore.cli.output import (
     INTERRUPTED,
@@ -21,7 +20,7 @@ from einnet_explore.session.run import Run
 from einnet_explore.session.running_search import SEARCH_SUFFIX
 from einnet_explore.strategies.candidate import Candidate, save_record
 from einnet_explore.strategies.options import Cost, Options
-from einnet_explore.support.limits import format_bytes, limit_memory
+from einnet_explore.support.limits import format_bytes, limit_memory, rare_collections
 from einnet_explore.support.wording import count_noun, format_seconds
 from einnet_explore.syntax import load_text, text
 
@@ -86,18 +85,13 @@ def _cost(device: str, threads: int | None) -> Cost:
 
 
 def _search(search: Run) -> bool:
-    before = gc.get_threshold()
-    # Expressions are trees without back references: collecting cycles among them takes a fifth of the time.
-    gc.set_threshold(50_000, 20, 20)
     try:
-        with progress_bar() as bar:
+        with rare_collections(), progress_bar() as bar:
             for _ in search:
                 bar.update()
                 bar.set_postfix(candidates=len(search.candidates), refresh=False)
     except KeyboardInterrupt:
         return True
-    finally:
-        gc.set_threshold(*before)
     return False
 
 

@@ -41,6 +41,7 @@ from einnet_explore.pipeline.model_spelling import with_normal_spelling
 from einnet_explore.pipeline.optimised import file_word
 from einnet_explore.pipeline.optimiser import ISOLATED_ERRORS, SELECTING, TUNING, default_budget, run_on
 from einnet_explore.pipeline.plan import build_plan
+from einnet_explore.pipeline.reading_memory import ReadingMemory, graph_digest
 from einnet_explore.pipeline.subprogram import step_certificates
 from einnet_explore.pipeline.tuning_context import Settings, TuningHistory
 from einnet_explore.pipeline.tuning_task import MAX_SEARCH_SECONDS, MAX_SEARCH_SHARE, MIN_SEARCH_SECONDS
@@ -141,10 +142,12 @@ class GpuOptimiser:
     stage: str = "reading the model"
     tuned: dict[str, TunedPart] = field(default_factory=dict)
     _began: float = field(default_factory=perf_counter, init=False)
+    _memory: ReadingMemory = field(init=False)
 
     def __post_init__(self) -> None:
         require_gpu()
-        self.model = with_normal_spelling(self.model, self.settings.numerics)
+        self._memory = ReadingMemory(self.history, graph_digest(self.model))
+        self.model = with_normal_spelling(self.model, self.settings.numerics, self._memory)
         if self.inputs is not None:
             self.inputs.for_model(self.model)  # inputs that do not fit are refused before parts are tuned
 
@@ -169,7 +172,7 @@ class GpuOptimiser:
     @cached_property
     def parts(self) -> list[ModelPart]:
         """The parts of the model, in an order in which they can run."""
-        return split_into_parts(self.model)
+        return split_into_parts(self.model, self._memory)
 
     @cached_property
     def different(self) -> dict[str, ModelPart]:

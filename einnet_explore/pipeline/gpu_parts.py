@@ -18,6 +18,7 @@ from einnet_explore.onnx_import.model import Model
 from einnet_explore.onnx_import.node_call import NotUnderstood, assemble
 from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.pipeline.partition import partition
+from einnet_explore.pipeline.reading_memory import ReadingMemory
 from einnet_explore.pipeline.subprogram import anonymize
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import Variant, find_variants, search_subprogram, select_finalists
@@ -73,12 +74,12 @@ class ModelPart:
         return hashlib.sha256(text(self.program).encode()).hexdigest()[:12]
 
 
-def split_into_parts(model: Model) -> list[ModelPart]:
-    """Return the parts of *model* in an order in which they can run.
+def split_into_parts(model: Model, memory: ReadingMemory | None = None) -> list[ModelPart]:
+    """Return the parts of *model* in an order in which they can run; *memory* has answers of earlier runs.
 
     Raises ValueError, naming the node, for one that is not understood: a GPU runs all parts or none.
     """
-    split = partition(model)
+    split = partition(model, memory)
     found = [_part(model, s.nodes, s.program) for s in split.subprograms]
     inside = {name for part in found for name in part.nodes}
     reasons = {s.node: s.why for s in split.skipped}

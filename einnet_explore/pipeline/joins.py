@@ -12,7 +12,7 @@ elements, without a function in between) are joined if factoring across their ex
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import combinations, permutations
 from math import prod
 
@@ -38,14 +38,23 @@ def join_rows(units: NodeGroups) -> None:
             group = _without_siblings_layouts(units, _nodes_between(units, last))
             if sum(units.kind(n) == "contraction" for n in group) == 2:
                 moved = group | _moves_after(units, last)
-                units.join_all(next((g for g in (moved, group) if fuses_into_one(units.program_of(g))), set()))
+                units.join_all(next((g for g in (moved, group) if _fuses(units, units.program_of(g))), set()))
+
+
+def _fuses(units: NodeGroups, program: Program) -> bool:
+    return units.memory.holds("fuses into one kernel", str(program), lambda: fuses_into_one(program))
 
 
 @lru_cache(256)  # layers of one model are often equal
 def fuses_into_one(program: Program) -> bool:
     """Whether vertical fusion leaves one compute-bound kernel and nothing open."""
-    finished = (done for fused in vertical_fusions(program) if (done := generate_rest(fused)) is not None)
-    return any(sum(is_compute_bound(e.scope) for e in done.end.equations) == 1 for done in finished)
+    found = vertical_fusions(program, is_wanted=lambda fused: _contraction_count(fused) == 1)
+    finished = (done for fused in found if (done := generate_rest(fused)) is not None)
+    return any(_contraction_count(done.end) == 1 for done in finished)
+
+
+def _contraction_count(program: Program) -> int:
+    return sum(is_compute_bound(e.scope) for e in program.equations)
 
 
 def _nodes_between(units: NodeGroups, last: int) -> set[int]:
@@ -109,7 +118,8 @@ def _has_sibling(units: NodeGroups, n: int) -> bool:
     read = {name for name in units.model.nodes[n].reads if name not in units.model.weights}
     others = (m for m in units.understood if m != n and units.kind(m) == "contraction")
     return any(
-        not read.isdisjoint(units.model.nodes[m].reads) and are_mergeable(units.understood[n], units.understood[m])
+        not read.isdisjoint(units.model.nodes[m].reads)
+        and _are_mergeable(units, units.understood[n], units.understood[m])
         for m in others
     )
 
@@ -139,8 +149,9 @@ def join_products(units: NodeGroups) -> dict[int, str]:
             ends |= found
         if len(region) > 1 and any(units.kind(n) == "contraction" for n in region):
             owners = [n for n in sorted(region) for _ in units.understood[n]]
-            program = anonymize(units.program_of(region)).program
-            joined = {owners[number] for number in factored_equations(program)}
+            program = units.program_of(region)
+            numbers = units.memory.numbers("is factored", str(program), partial(factored_equations, program))
+            joined = {owners[number] for number in numbers if number < len(owners)}
             if any(units.kind(n) == "contraction" for n in joined):
                 units.join_all(_without_front(units, joined))
     return ends
@@ -220,11 +231,11 @@ def join_siblings(units: NodeGroups) -> None:
     for groups in readers.values():
         for one, other in combinations(groups, 2):
             a, b = units.of[one], units.of[other]
-            if a != b and are_mergeable(_equations(units, a), _equations(units, b)):
+            if a != b and _are_mergeable(units, _equations(units, a), _equations(units, b)):
                 units.join_horizontally(a, b)
 
 
-def are_mergeable(one: tuple[Equation, ...], other: tuple[Equation, ...]) -> bool:
+def _are_mergeable(units: NodeGroups, one: tuple[Equation, ...], other: tuple[Equation, ...]) -> bool:
     """Whether sibling merging accepts an equation of *one* with one of *other*, over a tensor that is no weight.
 
     One may read results of the other, as a gate does, but not both of one another.
@@ -233,8 +244,9 @@ def are_mergeable(one: tuple[Equation, ...], other: tuple[Equation, ...]) -> boo
         one, other = other, one
     if _reads_result_of(one, other):
         return False
-    program = assemble((*one, *other), tuple(e.name for e in (*one, *other)))
-    return _merges_across(anonymize(program).program, len(one))
+    program = anonymize(assemble((*one, *other), tuple(e.name for e in (*one, *other)))).program
+    question = f"merges across {len(one)}"
+    return units.memory.holds(question, str(program), lambda: _merges_across(program, len(one)))
 
 
 @lru_cache(256)  # layers of one model are often equal

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, pairwise, product
 from typing import TypeAlias
 
@@ -25,6 +26,7 @@ from onnx import helper, numpy_helper
 from einnet_explore.onnx_import.elementwise import ELEMENTWISE
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model, ModelNode, copy_message, walk_graphs
+from einnet_explore.pipeline.reading_memory import ReadingMemory
 from einnet_explore.pipeline.value_proofs import open_sweep
 from einnet_explore.rules import CANCELLATION
 from einnet_explore.runtime.arrays import Array
@@ -53,15 +55,18 @@ class _Replacement:
     kept: tuple[ModelNode, ...] = ()
 
 
-def with_normal_spelling(model: Model, numerics: Level = "approximate") -> Model:
-    """Return *model* with parts of operators joined, as far as *numerics* admits; ``original`` stays."""
-    proved = dict[str, bool]()
+def with_normal_spelling(model: Model, numerics: Level = "approximate", memory: ReadingMemory | None = None) -> Model:
+    """Return *model* with parts of operators joined, as far as *numerics* admits; ``original`` stays.
+
+    *memory* has the replacements that earlier runs could not prove.
+    """
+    proved, memory = dict[str, bool](), memory or ReadingMemory()
     for _ in range(MAX_PASSES):
         found, taken = list[_Replacement](), set[str]()
         shifts = _without_shifts(model) if allowed_rules((CANCELLATION,), numerics) else ()
         for each in (*_joined_parts(model), *_joined_concatenations(model), *_joined_paddings(model), *shifts):
             names = {node.name for node in each.old}
-            if taken.isdisjoint(names) and _is_proved(model, each, proved):
+            if taken.isdisjoint(names) and _is_proved(model, each, proved, memory):
                 found.append(each)
                 taken.update(names)
         if not found:
@@ -318,7 +323,7 @@ def _attributes(node: ModelNode) -> Iterable[str]:
     return onnx.defs.get_schema(node.op).attributes if not node.domain and onnx.defs.has(node.op) else ()
 
 
-def _is_proved(model: Model, new: _Replacement, proved: dict[str, bool]) -> bool:
+def _is_proved(model: Model, new: _Replacement, proved: dict[str, bool], memory: ReadingMemory) -> bool:
     """Return whether the new node is proved equal to the old ones, as two small models.
 
     *proved* are the verdicts so far on models that differ in names only: equal layers are proved once.
@@ -337,7 +342,7 @@ def _is_proved(model: Model, new: _Replacement, proved: dict[str, bool]) -> bool
     )
     key = _digest_without_names(one, other)
     if key not in proved:
-        proved[key] = _are_equal(one, other, output)
+        proved[key] = memory.is_proved("is one spelling", key, partial(_are_equal, one, other, output))
     return proved[key]
 
 

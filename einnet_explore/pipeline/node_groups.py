@@ -11,6 +11,7 @@ from einnet_explore.ir import Equation, Program
 from einnet_explore.onnx_import import OPERATORS_ONNX
 from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.onnx_import.node_call import assemble
+from einnet_explore.pipeline.reading_memory import ReadingMemory
 from einnet_explore.pipeline.subprogram import anonymize
 
 CHEAP_KINDS = ("elementwise", "activation", "layout")
@@ -24,10 +25,14 @@ def work_kind(node: ModelNode) -> str:
 
 @dataclass(slots=True)
 class NodeGroups:
-    """The nodes of a model in disjoint groups; a group is named by one of its members."""
+    """The nodes of a model in disjoint groups; a group is named by one of its members.
+
+    *memory* has the answers of earlier runs about programs of nodes.
+    """
 
     model: Model
     understood: Mapping[int, tuple[Equation, ...]]
+    memory: ReadingMemory = field(default_factory=ReadingMemory)
     of: list[int] = field(init=False)
     members: dict[int, set[int]] = field(init=False)
     before: list[set[int]] = field(init=False)

@@ -30,7 +30,7 @@ from einnet_explore.runtime.profile_store import PROFILE_PREFIX
 from einnet_explore.strategies.rounding_levels import parse_level
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.executors import WorkExecutor
-from einnet_explore.support.limits import available_cores
+from einnet_explore.support.limits import available_cores, rare_collections
 from einnet_explore.support.status_line import status_line
 from einnet_explore.support.wording import count_noun
 
@@ -224,7 +224,7 @@ def read_model(model: ModelSource, shapes: Mapping[str, Shape]) -> Model:
 
 def run_to_end(work: Optimisation[R_co]) -> R_co:
     """Return the result of *work*, also after an interrupt; a cell or a terminal shows the progress."""
-    with status_line(work.status):
+    with rare_collections(), status_line(work.status):
         work.prepare()
         try:
             for _ in work.run():

@@ -31,6 +31,7 @@ from einnet_explore.pipeline.numerics import ErrorReport, report_errors
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.partition import Skipped, Split, partition
 from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
+from einnet_explore.pipeline.reading_memory import ReadingMemory, graph_digest
 from einnet_explore.pipeline.remote_tuning import (
     SearchReply,
     SearchRequest,
@@ -314,9 +315,11 @@ class Optimiser:
     _tuned: dict[tuple[str, ...], TunedSubprogram] = field(default_factory=dict, init=False)
     """The tuned subprograms by nodes, as they were before a joined one or its parts were chosen for ``parts``."""
     _gains: ExpectedGains = field(default_factory=ExpectedGains, init=False)
+    _memory: ReadingMemory = field(init=False)
 
     def __post_init__(self) -> None:
-        self.model = with_normal_spelling(self.model, self.settings.numerics)
+        self._memory = ReadingMemory(self.history, graph_digest(self.model))
+        self.model = with_normal_spelling(self.model, self.settings.numerics, self._memory)
 
     @property
     def progress(self) -> str:
@@ -354,7 +357,7 @@ class Optimiser:
     @cached_property
     def split(self) -> Split:
         """The partition of the model."""
-        return partition(self.model)
+        return partition(self.model, self._memory)
 
     @cached_property
     def subprograms(self) -> tuple[Subprogram, ...]:

@@ -28,6 +28,7 @@ from einnet_explore.pipeline.joins import (
     join_siblings,
 )
 from einnet_explore.pipeline.node_groups import NodeGroups, work_kind
+from einnet_explore.pipeline.reading_memory import ReadingMemory
 from einnet_explore.pipeline.subprogram import Subprogram
 
 
@@ -49,8 +50,8 @@ class Split:
     """Nodes before which a region of sums of products ends, and why."""
 
 
-def partition(model: Model) -> Split:
-    """The subprograms of *model* and, for every other node, why it is in none."""
+def partition(model: Model, memory: ReadingMemory | None = None) -> Split:
+    """The subprograms of *model* and, for every other node, why it is in none; *memory* has answers of earlier runs."""
     understood: dict[int, tuple[Equation, ...]] = {}
     skipped: dict[int, str] = {}
     used = _used_nodes(model)
@@ -64,7 +65,7 @@ def partition(model: Model) -> Split:
                 skipped[n] = reason
             case equations:
                 understood[n] = tuple(replace(e, scope=with_conditions(e.scope, masks)) for e in equations)
-    units = NodeGroups(model, understood)
+    units = NodeGroups(model, understood, memory or ReadingMemory())
     join_conversions(units)
     join_rows(units)
     ends = join_products(units)
@@ -77,6 +78,7 @@ def partition(model: Model) -> Split:
     for n, node in enumerate(model.nodes):
         for name in node.reads:
             readers.setdefault(name, set()).add(n)
+    units.memory.save()
     groups = [group for group in units.groups() if _is_worthwhile(group, model, understood)]
     inside = {n for group in groups for n in group}
     for n in understood:

@@ -33,7 +33,7 @@ from einnet_explore.support.json_values import JsonObject
 from einnet_explore.syntax import text
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AnonymousProgram:
     """A program whose tensors are named by their positions, and the original *names*.
 
@@ -43,7 +43,7 @@ class AnonymousProgram:
     program: Program
     names: Mapping[str, str]
 
-    @property
+    @cached_property
     def signature(self) -> str:
         """The program's text, the key of results about it."""
         return text(self.program)

@@ -222,11 +222,22 @@ _TABLE = "CREATE TABLE IF NOT EXISTS remembered (what TEXT, key TEXT, found TEXT
 
 
 DocumentKind: TypeAlias = Literal[
-    "attribution", "contest", "export", "gpu", "host", "inputs", "model", "numerics", "post", "selection", "spent"
+    "attribution",
+    "contest",
+    "export",
+    "gpu",
+    "host",
+    "inputs",
+    "model",
+    "numerics",
+    "post",
+    "reading",
+    "selection",
+    "spent",
 ]
 """``contest`` is a trial, ``gpu`` one on a GPU, ``host`` the subprograms kept with another host than ONNX Runtime,
-``post`` a post-optimisation, ``model`` the seconds of a model,
-``spent`` those of tuning."""
+``post`` a post-optimisation, ``reading`` what reading a model found, ``model`` the seconds of a model, ``spent`` those
+of tuning."""
 
 
 class TuningHistory:

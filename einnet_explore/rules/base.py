@@ -137,7 +137,7 @@ class Rule(Generic[P_co]):
         """Yield the legal matches in *program* at *at*: those that keep outputs' types and let no integer overflow."""
         for params in self.propose(program, at):
             match = Match(self, at, params)
-            if _is_float32(program) or accepted(match.apply, program):
+            if keeps_types(match, program):
                 yield match
 
     def match(self, program: Program, at: Path, /, **params: object) -> Match[P_co]:
@@ -311,6 +311,11 @@ class Derivation:
         return (
             f"<Derivation of {count_noun(len(self.steps), 'step')}: {', '.join(s.match.rule.name for s in self.steps)}>"
         )
+
+
+def keeps_types(match: Match[object], program: Program) -> bool:
+    """Whether a proposed *match* keeps the types of the outputs of *program*, and lets no integer overflow."""
+    return _is_float32(program) or accepted(match.apply, program)
 
 
 def _is_float32(program: Program) -> bool:

@@ -72,20 +72,21 @@ def propose(scope: Scope) -> Iterable[Common]:
         return
     most, best = 0, None
     for i, j in combinations(range(len(found)), 2):
-        saved, here = _best_of_pair(replace(scope, body=add(found[i], found[j])))
+        saved, here = _best_of_pair(found[i], found[j], scope.traversals, scope.reduce)
         if here is not None and saved > most:
             most, best = saved, Common((i, j) if here.terms == (0, 1) else (j, i), here.factors)
     if best is not None:
         yield best
 
 
-@lru_cache(1 << 13)
-def _best_of_pair(pair: Scope) -> tuple[int, Common | None]:
-    """Return the products that the best common factor of the two terms of *pair* saves, and this factor, if any."""
-    one, other = (flatten_product(term, pair.traversals).parts for term in terms(pair.body))
+@lru_cache(1 << 13)  # a step joins one pair of a sum and leaves the others
+def _best_of_pair(first: Scalar, second: Scalar, own: tuple[Iterator, ...], reduce: str) -> tuple[int, Common | None]:
+    """Return the products that the best common factor of two terms saves, and this factor, if any."""
+    pair = Scope(own, (), add(first, second), reduce)
+    one, other = (flatten_product(term, own).parts for term in terms(pair.body))
     most, best = 0, None
     for m, n in product(range(len(one)), range(len(other))):
-        if _same_source(one[m], other[n]):
+        if _same_source(one[m], other[n]) and not _always_differ(one[m], other[n], own):
             for here in (Common((0, 1), (m, n)), Common((1, 0), (n, m))):
                 try:
                     joined = rewrite(pair, here)
@@ -95,6 +96,12 @@ def _best_of_pair(pair: Scope) -> tuple[int, Common | None]:
                     most, best = saved, here
                 break
     return most, best
+
+
+def _always_differ(p: Scalar, q: Scalar, own: tuple[Iterator, ...]) -> bool:
+    """Whether two elements of one source differ at each point of *own*, such as those of two steps of a recurrence."""
+    apart = ((a, b) for a, b in _index_pairs(p, q) if a.terms == b.terms and a.const != b.const)
+    return any(set(a.iterators) <= set(own) for a, _ in apart)
 
 
 def _same_source(p: Scalar, q: Scalar) -> bool:

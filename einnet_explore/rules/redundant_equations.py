@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from einnet_explore.analysis.canonical_keys import canonical_key
 from einnet_explore.analysis.equations import readers, redirect_reads, remove_equation, whole_equation, widen_padding
@@ -25,10 +26,8 @@ def propose(program: Program, at: Path) -> Iterable[Same]:
         return
     equation = program.equations[at[0]]
     names = [source.name for source in _copied_tensors(equation.scope)]
-    mine = meaning(equation.scope)
-    names += [
-        e.name for e in program.equations[: at[0]] if e.scope.box == equation.scope.box and meaning(e.scope) == mine
-    ]
+    mine, box = meaning(equation.scope), equation.scope.box
+    names += [e.name for e in program.equations[: at[0]] if e.scope.box == box and meaning(e.scope) == mine]
     for name in names:
         if accepted(merge_equal, program, at, Same(name)):
             yield Same(name)
@@ -78,6 +77,7 @@ def _same_as(program: Program, n: int, name: str) -> None:
     raise Refused(f"{name} is no equation before {equation.name}")
 
 
+@lru_cache(1 << 12)  # each equation is compared with all others
 def meaning(scope: Scope) -> Hashable:
     """Return the canonical key of the values of *scope* inside its box."""
     return canonical_key(replace(scope, padding=(), value=scope.value if scope.domain else 0))

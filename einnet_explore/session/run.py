@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import islice, pairwise
@@ -25,7 +24,7 @@ from einnet_explore.strategies.candidate import Candidate, combined_verdict, sav
 from einnet_explore.strategies.options import Cost, Edge, Options, SearchOptions, options_by_name
 from einnet_explore.support.deprecation import renamed_argument
 from einnet_explore.support.executors import ProcessExecutor, WorkExecutor, gather_results, submit_work
-from einnet_explore.support.limits import available_cores
+from einnet_explore.support.limits import available_cores, rare_collections
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.support.wording import count_noun, format_seconds
 from einnet_explore.viz import tables
@@ -406,12 +405,7 @@ def run_search(
 ) -> dict[str, Any]:
     """Return the report of one search: plain values in and out, for use in another process."""
     run = Run(program, program_seconds, target=target, budget=budget, states=states, options=Options(**options))
-    before = gc.get_threshold()
-    # Expressions have no reference cycles; looking for cycles among them takes a fifth of the time.
-    gc.set_threshold(50_000, 20, 20)
-    try:
+    with rare_collections():
         for _ in run:
             pass
         return run.report(case)
-    finally:
-        gc.set_threshold(*before)

@@ -27,7 +27,9 @@ programs: each of their expressions is searched like any other, and the costs co
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from functools import lru_cache
 from math import isqrt, log
+from typing import TypeAlias, TypeVar
 
 from einnet_explore.analysis.access_structure import residue_divisors
 from einnet_explore.analysis.equations import find_equation, readers, weight_only
@@ -47,6 +49,7 @@ from einnet_explore.ir import (
     Apply,
     Compare,
     Const,
+    Equation,
     Index,
     Iterator,
     Path,
@@ -84,18 +87,34 @@ from einnet_explore.rules import (
     Refused,
     Rule,
 )
-from einnet_explore.rules.base import accepted, places
+from einnet_explore.rules.base import accepted, keeps_types, places
 from einnet_explore.rules.boundaries import Tightening, Wider
 from einnet_explore.rules.contraction_order import Order
 from einnet_explore.rules.distributivity import Inwards, Termwise
 from einnet_explore.rules.expression_splitting import Cut
-from einnet_explore.rules.padding_exchange import PaddedFunction
+from einnet_explore.rules.padding_exchange import PaddedFactors, PaddedRead
+from einnet_explore.rules.part_extraction import Part
 from einnet_explore.rules.prefix_splitting import Blocks, block_sizes, last_summed, summed_end
 from einnet_explore.rules.recentring import Place
 from einnet_explore.rules.traversal_factoring import Selection
 from einnet_explore.rules.variable_substitution import Substitution, divide_iterator
-from einnet_explore.strategies.moves import local_moves, merge_scopes, position_of
+from einnet_explore.strategies.moves import (
+    CACHE_ENTRIES,
+    LazySequence,
+    Position,
+    host_program,
+    merge_scopes,
+    position_of,
+)
 from einnet_explore.strategies.vertical_fusion import substitute_intermediate
+
+T = TypeVar("T")
+
+LocalMove: TypeAlias = "tuple[Rule[object], object]"
+"""A local rule, and parameters that it takes at a scope."""
+
+LocalMoves: TypeAlias = "Callable[[Program, Path, Scope], Iterable[LocalMove]]"
+"""Yields moves at a path, which depend on the scope there and on whether that is a whole equation."""
 
 MAX_BLOCK_SIZES = 6
 """Block sizes that are tried for a sum up to a position, at most."""
@@ -158,14 +177,24 @@ def _is_padded_value(scope: Scope) -> bool:
 def _paddings(program: Program) -> Iterable[Match[object]]:
     """Yield matches that sum terms on their own, and that move the padding of nested scopes, or drop it."""
     for at, scope in places(program):
-        if accepted(DISTRIBUTIVITY.rewrite, program, at, Termwise()):
-            yield Match(DISTRIBUTIVITY, at, Termwise())
-        if len(at) > 1 and _is_padded_value(scope):
-            for x, (before, after) in zip(scope.traversals, scope.padding, strict=True):
-                wider = Wider(((x, x.lo - before, x.hi + after),))
-                if (before or after) and accepted(BOUNDARY_RELAXING.rewrite, program, at, wider):
-                    yield Match(BOUNDARY_RELAXING, at, wider)
-        yield from (m for m in PADDING_EXCHANGE.matches(program, at) if not isinstance(m.params, PaddedFunction))
+        found = (Match(rule, at, params) for rule, params in _moves_of(_padding_moves, scope, position_of(at)))
+        yield from (match for match in found if keeps_types(match, program))
+        for n, access in enumerate(accesses(scope.body)):
+            is_padded = isinstance(access.source, Scope) and any(map(any, access.source.padding))
+            for params in (PaddedRead(n), PaddedFactors(n)) if is_padded else ():
+                exchange = Match(PADDING_EXCHANGE, at, params)
+                if accepted(exchange.rule.rewrite, program, at, params) and keeps_types(exchange, program):
+                    yield exchange
+
+
+def _padding_moves(program: Program, at: Path, scope: Scope) -> Iterable[LocalMove]:
+    if accepted(DISTRIBUTIVITY.rewrite, program, at, Termwise()):
+        yield DISTRIBUTIVITY, Termwise()
+    is_nested = len(at) > 1 and _is_padded_value(scope)
+    for x, (before, after) in zip(scope.traversals, scope.padding, strict=True) if is_nested else ():
+        wider = Wider(((x, x.lo - before, x.hi + after),))
+        if (before or after) and accepted(BOUNDARY_RELAXING.rewrite, program, at, wider):
+            yield BOUNDARY_RELAXING, wider
 
 
 def _in_bands(derivation: Derivation) -> Iterable[Derivation]:
@@ -179,12 +208,15 @@ def _in_bands(derivation: Derivation) -> Iterable[Derivation]:
 
 
 def _bands(program: Program) -> Iterable[Match[object]]:
-    for at, scope in places(program):
-        if any(isinstance(part, Compare) for part in walk_scalar(scope.body)):
-            narrow = tuple(window for window in sliding_windows(scope) if 2 * window[2] <= window[0].extent)
-            tightening = Tightening(window=narrow)
-            if accepted(BOUNDARY_TIGHTENING.rewrite, program, at, tightening):
-                yield Match(BOUNDARY_TIGHTENING, at, tightening)
+    return _remembered(program, _band_moves)
+
+
+def _band_moves(program: Program, at: Path, scope: Scope) -> Iterable[LocalMove]:
+    if any(isinstance(part, Compare) for part in walk_scalar(scope.body)):
+        narrow = tuple(window for window in sliding_windows(scope) if 2 * window[2] <= window[0].extent)
+        tightening = Tightening(window=narrow)
+        if accepted(BOUNDARY_TIGHTENING.rewrite, program, at, tightening):
+            yield BOUNDARY_TIGHTENING, tightening
 
 
 def _in_phases(derivation: Derivation) -> Iterable[Derivation]:
@@ -358,12 +390,17 @@ def _intermediates(program: Program) -> Iterable[str]:
     """
     for equation in reversed(program.equations):
         found = [program.equations[n] for n in readers(program, equation.name)]
-        reads = [a.source for e in found for _, s in scopes(e.scope) for a in accesses(s.body)]
-        is_shared = reads.count(equation.tensor) > 1 and any(True for _ in _exponentials(equation.scope))
+        if not found or equation.name in program.outputs or not all(map(is_multilinear, (equation, *found))):
+            continue
         is_repeated = equation.scope.summations and any(_is_exponent(equation.name, e.scope) for e in found)
-        joins = found and equation.name not in program.outputs and all(map(is_multilinear, (equation, *found)))
-        if joins and not (is_shared or is_repeated):
+        if not is_repeated and not (_exponentials(equation.scope) and _read_count(found, equation.tensor) > 1):
             yield equation.name
+
+
+def _read_count(equations: Iterable[Equation], tensor: Tensor) -> int:
+    """Return how often *equations*, with their nested scopes, read *tensor*."""
+    every = (access.source for e in equations for _, s in scopes(e.scope) for access in accesses(s.body))
+    return sum(source == tensor for source in every)
 
 
 def _is_exponent(name: str, scope: Scope) -> bool:
@@ -372,8 +409,8 @@ def _is_exponent(name: str, scope: Scope) -> bool:
     return any(isinstance(source, Tensor) and source.name == name for source in read)
 
 
-def _exponentials(scope: Scope) -> Iterable[Scalar]:
-    return (part for part in walk_scalar(scope.body) if isinstance(part, Apply) and part.op == "exp")
+def _exponentials(scope: Scope) -> tuple[Scalar, ...]:
+    return tuple(part for part in walk_scalar(scope.body) if isinstance(part, Apply) and part.op == "exp")
 
 
 def normalised(derivation: Derivation) -> Derivation:
@@ -394,16 +431,51 @@ def _merged(derivation: Derivation) -> Derivation:
 
 def _towards_normal_form(program: Program) -> Iterable[Match[object]]:
     """Yield matches that sum terms on their own, or do not sum padding or what is not read; innermost scopes first."""
-    for at, scope in reversed(list(places(program))):
-        if accepted(DISTRIBUTIVITY.rewrite, program, at, Termwise()):
-            yield Match(DISTRIBUTIVITY, at, Termwise())
-        yield from _tightenings(program, at, scope)
-        yield from _mixed_radix(program, at, scope)
-        yield from (m for m in TRAVERSAL_FACTORING.matches(program, at) if isinstance(m.params, Selection))
+    return _remembered(program, _normal_moves, innermost_first=True)
 
 
-def _mixed_radix(program: Program, at: Path, scope: Scope) -> Iterable[Match[object]]:
-    """Yield matches that sum over the quotient and the remainder of a summation, if all factors read these.
+def _normal_moves(program: Program, at: Path, scope: Scope) -> Iterable[LocalMove]:
+    if accepted(DISTRIBUTIVITY.rewrite, program, at, Termwise()):
+        yield DISTRIBUTIVITY, Termwise()
+    yield from _tightenings(program, at, scope)
+    yield from _mixed_radix(program, at, scope)
+    found = TRAVERSAL_FACTORING.propose(program, at)
+    yield from ((TRAVERSAL_FACTORING, params) for params in found if isinstance(params, Selection))
+
+
+def _remembered(program: Program, moves: LocalMoves, innermost_first: bool = False) -> Iterable[Match[object]]:
+    """Yield the *moves* in *program* as matches; equal equations, as most are after a step, are asked once."""
+    for n, equation in _ordered(enumerate(program.equations), innermost_first):
+        for rule, path, params in _moves_below(moves, equation.scope, innermost_first) if equation.via is None else ():
+            match = Match(rule, (n, *path), params)
+            if keeps_types(match, program):
+                yield match
+
+
+@lru_cache(CACHE_ENTRIES)
+def _moves_below(
+    moves: LocalMoves, root: Scope, innermost_first: bool
+) -> LazySequence[tuple[Rule[object], Path, object]]:
+    """Return the *moves* of the equation *root* and of the scopes below it."""
+
+    def find() -> Iterable[tuple[Rule[object], Path, object]]:
+        for path, scope in _ordered(scopes(root), innermost_first):
+            yield from ((rule, path, params) for rule, params in _moves_of(moves, scope, position_of((0, *path))))
+
+    return LazySequence(find)
+
+
+def _ordered(items: Iterable[T], is_reversed: bool) -> Iterable[T]:
+    return reversed(tuple(items)) if is_reversed else items
+
+
+@lru_cache(CACHE_ENTRIES)
+def _moves_of(moves: LocalMoves, scope: Scope, position: Position) -> LazySequence[LocalMove]:
+    return LazySequence(lambda: moves(*host_program(scope, position), scope))
+
+
+def _mixed_radix(program: Program, at: Path, scope: Scope) -> Iterable[LocalMove]:
+    """Yield moves that sum over the quotient and the remainder of a summation, if all factors read these.
 
     Such as after a reshape: an index of joined heads or pixels becomes one for each dimension.
     """
@@ -412,7 +484,7 @@ def _mixed_radix(program: Program, at: Path, scope: Scope) -> Iterable[Match[obj
             params = divide_iterator(scope, y, d)
             divided = VARIABLE_SUBSTITUTION.rewrite(program, at, params).scope_at(at)
             if _quotient_count(divided) < _quotient_count(scope):
-                yield Match(VARIABLE_SUBSTITUTION, at, params)
+                yield VARIABLE_SUBSTITUTION, params
 
 
 def _quotient_count(scope: Scope) -> int:
@@ -421,22 +493,27 @@ def _quotient_count(scope: Scope) -> int:
     return sum(not set(scope.summations).isdisjoint(atom.numerator.iterators) for atom in atoms)
 
 
-def _tightenings(program: Program, at: Path, scope: Scope) -> Iterable[Match[object]]:
-    """Yield matches that drop from the ranges of *scope* where it reads padding, and is 0."""
+def _tightenings(program: Program, at: Path, scope: Scope) -> Iterable[LocalMove]:
+    """Yield moves that drop from the ranges of *scope* where it reads padding, and is 0."""
     if any(access.source.padding for access in accesses(scope.body)):
-        yield from (m for m in BOUNDARY_TIGHTENING.matches(program, at) if not m.params.window)
+        found = BOUNDARY_TIGHTENING.propose(program, at)
+        yield from ((BOUNDARY_TIGHTENING, params) for params in found if not params.window)
 
 
 def _work_on_weights(program: Program) -> Iterable[Match[object]]:
     """Yield matches that shorten products of weights: in the cheapest order, and without zeros around windows."""
-    for at, scope in places(program):
-        if len(at) > 1 and reads_weights(scope.body):
-            yield from _tightenings(program, at, scope)
-            flat = flatten_product(scope.body, scope.traversals, scope.summations)
-            if scope.reduce == "sum" and flat.summations == scope.summations and 2 < len(flat.parts) <= MAX_FACTORS:
-                order = Order(cheapest_tree(flat.reads, frozenset(scope.traversals)))
-                if accepted(CONTRACTION_ORDER.rewrite, program, at, order):
-                    yield Match(CONTRACTION_ORDER, at, order)
+    return _remembered(program, _weight_moves)
+
+
+def _weight_moves(program: Program, at: Path, scope: Scope) -> Iterable[LocalMove]:
+    if len(at) == 1 or not reads_weights(scope.body):
+        return
+    yield from _tightenings(program, at, scope)
+    flat = flatten_product(scope.body, scope.traversals, scope.summations)
+    if scope.reduce == "sum" and flat.summations == scope.summations and 2 < len(flat.parts) <= MAX_FACTORS:
+        order = Order(cheapest_tree(flat.reads, frozenset(scope.traversals)))
+        if accepted(CONTRACTION_ORDER.rewrite, program, at, order):
+            yield CONTRACTION_ORDER, order
 
 
 def factored(derivation: Derivation) -> Derivation:
@@ -489,26 +566,44 @@ def _conditions(program: Program) -> Iterable[Match[object]]:
     A condition alone is known beforehand; an exponential would be computed again along the iterators that it lacks.
     """
     for at, scope in places(program):
-        found = [factor for term in terms(scope.body) for factor in quotient_factors(term)]
-        chosen = any(isinstance(part, Apply) and part.op in ("where", "exp") for part in walk_scalar(scope.body))
-        for match in PART_EXTRACTION.matches(program, at) if chosen and len(found) > 1 else ():
-            part = tuple(walk_scalar(scope.body))[match.params.part]
-            match part:
-                case Apply("where", (Compare(), inside, Const(0))) if scope.summations:
-                    is_separate = not accesses(part) or (isinstance(inside, Apply) and inside.op == "exp")
-                case Apply("exp"):
-                    is_separate = part in found and len(iterators_of(part)) < len(iterators_of(scope.body))
-                case _:
-                    is_separate = False
-            if is_separate:
+        for number in _separate_parts(scope):
+            match = Match(PART_EXTRACTION, at, Part(number))
+            if accepted(match.rule.rewrite, program, at, match.params) and keeps_types(match, program):
                 yield match
+
+
+@lru_cache(CACHE_ENTRIES)
+def _separate_parts(scope: Scope) -> tuple[int, ...]:
+    """Return the numbers of the conditions and exponentials in *scope* that become tensors."""
+    parts = tuple(walk_scalar(scope.body))
+    if not any(isinstance(part, Apply) and part.op in ("where", "exp") for part in parts):
+        return ()
+    found = [factor for term in terms(scope.body) for factor in quotient_factors(term)]
+
+    def is_separate(part: Scalar) -> bool:
+        match part:
+            case Apply("where", (Compare(), inside, Const(0))) if scope.summations:
+                return not accesses(part) or (isinstance(inside, Apply) and inside.op == "exp")
+            case Apply("exp"):
+                return part in found and len(iterators_of(part)) < len(iterators_of(scope.body))
+        return False
+
+    return tuple(n for n, part in enumerate(parts) if is_separate(part)) if len(found) > 1 else ()
 
 
 def _matches(program: Program, rules: Iterable[Rule[object]]) -> Iterable[Match[object]]:
     for rule in rules:
-        for at, scope in places(program):
-            if not rule.local or local_moves(rule, scope, position_of(at)).reaches(0):  # remembered for equal scopes
+        if rule.local:
+            yield from _remembered(program, _proposals(rule))
+        else:
+            for at, _ in places(program):
                 yield from rule.matches(program, at)
+
+
+@lru_cache(1 << 6)
+def _proposals(rule: Rule[object]) -> LocalMoves:
+    """Return what the local *rule* proposes as moves."""
+    return lambda program, at, _: ((rule, params) for params in rule.propose(program, at))
 
 
 def _shared(program: Program) -> Iterable[Match[object]]:

@@ -70,6 +70,7 @@ from einnet_explore.rules import (
     Refused,
     Rule,
 )
+from einnet_explore.rules.base import keeps_types
 from einnet_explore.rules.boundaries import Unbound
 from einnet_explore.rules.traversal_merging import Merging
 
@@ -357,10 +358,24 @@ def merge_scopes(derivation: Derivation, name: str) -> Derivation:
 
 def _mergeable_scopes(program: Program, name: str) -> Iterable[Match[object]]:
     n = equation_number(program, name)
-    for path, scope in scopes(program.equations[n].scope) if program.equations[n].via is None else ():
+    for path, params in _mergings(program.equations[n].scope) if program.equations[n].via is None else ():
+        match = Match(TRAVERSAL_MERGING, (n, *path), params)
+        if keeps_types(match, program):
+            yield match
+
+
+@lru_cache(CACHE_ENTRIES)  # a step leaves most equations as they are
+def _mergings(root: Scope) -> LazySequence[tuple[Path, object]]:
+    """Return the paths below *root*, and the parameters, of mergings of scopes that sum nothing."""
+    return LazySequence(lambda: _find_mergings(root))
+
+
+def _find_mergings(root: Scope) -> Iterable[tuple[Path, object]]:
+    for path, scope in scopes(root):
         merge = [isinstance(a.source, Scope) and not a.source.summations for a in accesses(scope.body)]
-        if any(merge):
-            yield from (m for m in TRAVERSAL_MERGING.matches(program, (n, *path)) if merge[m.params.access])
+        for params, _ in local_moves(TRAVERSAL_MERGING, scope, position_of((0, *path))) if any(merge) else ():
+            if isinstance(params, Merging) and merge[params.access]:
+                yield path, params
 
 
 def inline_injective(program: Program, keep: Iterable[str] = ()) -> Derivation:

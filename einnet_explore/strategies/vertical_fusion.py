@@ -76,10 +76,13 @@ class FusionState:
         return FusionState(substitute_intermediate(self.derivation, name), self.fused.difference((name,)).union(took))
 
 
-def vertical_fusions(program: Program, rules: Rules = FUSION_RULES) -> Iterable[Derivation]:
+def vertical_fusions(
+    program: Program, rules: Rules = FUSION_RULES, is_wanted: Callable[[Program], bool] = lambda _: True
+) -> Iterable[Derivation]:
     """Yield derivations of *program* in which kernels of several reductions compute their intermediates themselves.
 
-    Equations that have taken nothing in are still open.
+    Equations that have taken nothing in are still open.  Kernels are looked for where the program with the
+    intermediates substituted *is_wanted*.
     """
     serial = count()
     left = len(program.equations) + EXTRA_STATES
@@ -97,7 +100,8 @@ def vertical_fusions(program: Program, rules: Rules = FUSION_RULES) -> Iterable[
             continue
         seen.add(key)
         left -= 1
-        yield from generate_fused(state, rules)
+        if is_wanted(program):
+            yield from generate_fused(state, rules)
         moved = traffic(program)
         for saved, name in _savings(program):
             heapq.heappush(queue, (moved - saved, next(serial), state, name))
