@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
-import numpy as np
 import tvm_ffi
 
 from einnet_explore.analysis.fused_chain import Chain
@@ -152,9 +151,13 @@ class TiledContraction:
         known = _packed.get(key)
         if known is not None and _sources.get(key) is array:
             return known
-        at = gather_positions(self.plan.form, self.plan.tile, operand, self.plan.steps, self.plan.regions)
-        found = aligned_empty((self.plan.packed,))
-        found[: at.size], found[at.size :] = np.append(array.reshape(-1), np.float32(0))[at], 0
+        found, elements, done = aligned_empty((self.plan.packed,)), array.reshape(-1), 0
+        for at in gather_positions(self.plan.form, self.plan.tile, operand, self.plan.steps, self.plan.regions):
+            block = found[done : done + at.size]
+            elements.take(at, mode="wrap", out=block)
+            block[at < 0] = 0
+            done += at.size
+        found[done:] = 0
         _sources[key], _packed[key] = array, found
         return found
 
