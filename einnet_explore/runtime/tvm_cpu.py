@@ -46,6 +46,7 @@ from einnet_explore.codegen.versions import scope_identity
 from einnet_explore.ir import Scope, tensors
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import Array, aligned, aligned_empty, bind_function, check_argument
+from einnet_explore.runtime.onnx_weights import LARGE_PAGE_BYTES, LargePages
 from einnet_explore.support.errors import BackendError
 
 MIN_FLOPS_PER_CYCLE = 12
@@ -151,7 +152,9 @@ class TiledContraction:
         known = _packed.get(key)
         if known is not None and _sources.get(key) is array:
             return known
-        found, elements, done = aligned_empty((self.plan.packed,)), array.reshape(-1), 0
+        is_large = self.plan.packed * array.itemsize >= LARGE_PAGE_BYTES  # where sessions read them
+        found = (LargePages().empty if is_large else aligned_empty)((self.plan.packed,), array.dtype)
+        elements, done = array.reshape(-1), 0
         for at in gather_positions(self.plan.form, self.plan.tile, operand, self.plan.steps, self.plan.regions):
             block = found[done : done + at.size]
             elements.take(at, mode="wrap", out=block)
