@@ -2,8 +2,9 @@
 
 Each checkout optimises each model in a process of its own with an empty cache; then both plans are called in turns, on
 the same inputs.  The table has the ratio of the other checkout's time to this one's (above 1: this one is faster), with
-quartiles, both times, the seconds of both first runs, and the derivations that both keep.  A model is a name of the
-zoo or of the evaluation, or a file; without any, all of them are compared.
+quartiles, and both times.  Of both first runs it has the seconds, the largest resident memory above that after imports,
+the speedup estimated after a minute and at the end of tuning, and the derivations kept.  A model is a name of the zoo
+or of the evaluation, or a file; without any, all of them are compared.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from os import environ
 from pathlib import Path
 from statistics import median, quantiles
@@ -24,6 +26,8 @@ import onnx
 HERE = Path(__file__).parents[1]
 WORKER = "--worker"
 ROUNDS = 12
+ANYTIME_SECONDS = 60.0
+"""Seconds of a first run after which the speedup so far is shown."""
 SECONDS = 0.3
 """Seconds of calls in each turn; the lower quartile counts."""
 
@@ -55,10 +59,16 @@ def _line(name: str, ready: dict[str, list[str]], times: dict[str, list[float]])
         return f"{name}: found no plan of {' and '.join(which for which, found in ready.items() if not found)}"
     ratios = [a / b for a, b in zip(times["other"], times["this"], strict=True)]
     low, _, high = quantiles(ratios, n=4)
-    (before, *kept), (after, *keeps) = ready["other"], ready["this"]
+    (before, kept), (after, keeps) = (_describe_run(ready[which]) for which in ("other", "this"))
     micros = [f"{median(times[which]) * 1e6:.0f} µs" for which in ("other", "this")]
-    told = (f"{median(ratios):.3f} ({low:.3f} to {high:.3f})", " to ".join(micros), f"first runs {before} s, {after} s")
-    return " | ".join((name, *told, f"kept {' of '.join(kept)}, {' of '.join(keeps)}"))
+    told = (f"{median(ratios):.3f} ({low:.3f} to {high:.3f})", " to ".join(micros), f"first runs {before}; {after}")
+    return " | ".join((name, *told, f"kept {kept}, {keeps}"))
+
+
+def _describe_run(answer: list[str]) -> tuple[str, str]:
+    """Return the seconds, memory and estimates of a first run, and the derivations that it keeps."""
+    seconds, megabytes, early, late, kept, parts = answer
+    return f"{seconds} s, {megabytes} MB, {early} after {ANYTIME_SECONDS:.0f} s, {late}", f"{kept} of {parts}"
 
 
 def _models(names: Iterable[str], folder: Path) -> Iterable[tuple[str, Path, Path]]:
@@ -95,16 +105,28 @@ def _answer(worker: subprocess.Popen[str], request: str = "") -> list[str]:
     return worker.stdout.readline().split()
 
 
+def _megabytes(what: str) -> float:
+    """Return the resident memory of this process: *what* is ``VmRSS`` (now) or ``VmHWM`` (at most)."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[what].split()[0]) / 1024
+
+
 def _work(root: str, model: str, feeds: str, budget: str) -> None:
     """Optimise *model* with the package in *root*, then answer each line with the seconds of a call."""
     answers, sys.stdout = sys.stdout, sys.stderr  # what the package prints is no answer
     sys.path.insert(0, root)
     import einnet_explore as ee
 
-    began = perf_counter()
+    ee.optimize  # noqa: B018 - imports what it needs
+    with suppress(ImportError):
+        import tvm  # type: ignore[import-untyped]  # noqa: F401 - it is imported when it is first used
+    imports, began = _megabytes("VmRSS"), perf_counter()
     fast = ee.optimize(model, threads=1, budget=float(budget))
-    kept = sum(part.kept for part in fast.parts)
-    print(f"{perf_counter() - began:.0f}", kept, len(fast.parts), file=answers, flush=True)
+    told = (f"{perf_counter() - began:.0f}", f"{_megabytes('VmHWM') - imports:.0f}")
+    estimates = [1.0, *(speedup for _, speedup in fast.progress[:-1])]
+    early = 1 + sum(at <= ANYTIME_SECONDS for at, _ in fast.progress[:-1])
+    speedups = (f"{estimates[early - 1]:.2f}", f"{estimates[-1]:.2f}")
+    print(*told, *speedups, sum(part.kept for part in fast.parts), len(fast.parts), file=answers, flush=True)
     given = dict(np.load(feeds))
     for _ in sys.stdin:
         taken, end = list[float](), perf_counter() + SECONDS

@@ -29,6 +29,7 @@ from einnet_explore.pipeline.tuning_context import Settings, TuningHistory, comp
 from einnet_explore.pipeline.tuning_task import Trial, trial_from_json, trial_to_json
 from einnet_explore.rules import EOPERATOR_GENERATION, RULES, Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.runtime.program import compile_program
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.support.errors import Refused
 
@@ -259,6 +260,25 @@ output y"""
     assert same["t"] is constants["t"] and folder.shared == 1 and again == made
     _, other = folder.fold(start, {"w": array + 1})
     assert other["t"] is not constants["t"]
+
+
+def test_a_transposed_view_of_a_folded_weight_is_stored_once() -> None:
+    start = ee.parse(
+        """tensor x[4, 6]
+tensor w[6, 5] weight
+t[i:6, j:5] = w[i, j] * 2 via eOperator(kind="elementwise")
+u[j:5, i:6] = t[i, j] via View
+v[k:30] = t[k//5, k%5] via View
+y[n:4, j:5] = sum[i:6] x[n, i] * u[j, i]
+z[n:4] = sum[k:30] x[n, k%6] * v[k]
+output y, z"""
+    )
+    array = weights(w=(6, 5))["w"]
+    rest, constants = WeightFolder().fold(start, {"w": array})
+    assert [e.name for e in rest.equations] == ["v", "y", "z"] and constants.keys() == {"t", "u"}
+    np.testing.assert_array_equal(constants["u"], array.T * 2)
+    held = compile_program(rest, constants=constants).contexts.constants
+    assert np.shares_memory(held["u"], constants["u"]) and np.shares_memory(held["v"], constants["t"])
 
 
 def test_programs_run_in_onnxruntime() -> None:

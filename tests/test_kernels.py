@@ -1,5 +1,6 @@
 """Tiled contractions: recognition of scopes, choice of tiles, and exact kernels."""
 
+import mmap
 from dataclasses import replace
 from itertools import product
 from math import prod
@@ -17,11 +18,13 @@ from einnet_explore.codegen.register_tiles import (
     this_machine,
 )
 from einnet_explore.codegen.sum_of_products import SumOfProducts, match_sum_of_products
+from einnet_explore.codegen.tvm import contraction
 from einnet_explore.codegen.tvm.contraction import ContractionPlan, gather_positions
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Index, Iterator, Scope, tensors
 from einnet_explore.runtime.arrays import aligned_empty
 from einnet_explore.runtime.implementations import tiled_contraction
+from einnet_explore.runtime.onnx_weights import lies_in_large_pages
 from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
 
@@ -293,6 +296,40 @@ def test_kernels_of_one_text_share_packed_constants() -> None:
     assert other.pack(array) is found and one.pack(array.copy()) is not found
 
 
+@pytest.mark.parametrize("case", ["few output channels", "grouped", "product"])
+def test_constants_packed_in_blocks_are_the_same(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scope = scope_of(CASES[case])
+    (weight, *_) = (t for t in tensors(scope) if t.weight) if "weight" in CASES[case] else tensors(scope)
+    made = tiled_contraction(scope, [weight.name])
+    assert made is not None and made.packed == weight.name
+    array = np.random.default_rng(0).standard_normal(weight.shape).astype(np.float32)
+    whole = made.pack(array).copy()
+    operand = made.plan.packed_operand
+    assert operand is not None
+
+    def blocks() -> list[int]:
+        plan = made.plan
+        found = gather_positions(plan.form, plan.tile, operand, plan.steps, plan.regions)
+        return [positions.size for positions in found]
+
+    one = blocks()
+    monkeypatch.setattr(contraction, "BLOCK_ELEMENTS", 16)
+    several = blocks()
+    assert len(several) > len(one) and sum(several) == sum(one) and max(several) < max(one)
+    np.testing.assert_array_equal(made.pack(array.copy()), whole)
+
+
+def test_large_packed_constants_lie_where_sessions_read_them() -> None:
+    size = 1 << 10
+    scope = scope_of(f"""
+        tensor A[{size}, {size}] weight
+        tensor B[{size}, 64]
+        Y[m:{size}, n:64] = sum[k:{size}] A[m, k] * B[k, n]""")
+    made = tiled_contraction(scope, ["A"])
+    assert made is not None and made.packed == "A"
+    assert lies_in_large_pages(made.pack(np.ones((size, size), np.float32))) == hasattr(mmap, "MADV_HUGEPAGE")
+
+
 def test_an_empty_result_needs_no_kernel() -> None:
     scope = scope_of(CASES["product"])
     assert tiled_contraction(replace(scope, traversals=(Iterator("m", 0, 0), scope.traversals[1]))) is None
@@ -321,7 +358,8 @@ def test_tile_of_phases_computes_only_the_taps_that_exist() -> None:
     # 9 taps of a row over 4 phases: 81 products an input element are all that is left, none with padding.
     made = ContractionPlan(found, tile, None, 1)
     assert made is not None
-    assert gather_positions(found, tile, 1 - tile.vector, made.steps, made.regions).size == 5 * 81
+    blocks = gather_positions(found, tile, 1 - tile.vector, made.steps, made.regions)
+    assert sum(positions.size for positions in blocks) == 5 * 81
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,6 +1,7 @@
 """Weights apart from graphs: sessions read them where they are, kernels in large pages."""
 
 import mmap
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,9 +17,11 @@ from einnet_explore.runtime.onnx_weights import (
     LARGE_PAGE_BYTES,
     LargePages,
     content_bytes,
+    declare_as_inputs,
     is_declared,
     lies_in_large_pages,
     open_lent,
+    restore_declared,
     weight_proto,
     with_elements,
     without_elements,
@@ -154,3 +157,47 @@ def test_plan_of_the_original_reads_its_weights_in_place() -> None:
     np.testing.assert_array_equal(plan.run(feeds)["Y"], np.arange(2048))
     model.weights["W"][:] = 1
     np.testing.assert_array_equal(plan.run(feeds)["Y"], np.ones(2048))
+
+
+def test_tools_of_onnx_get_models_without_the_elements_of_large_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checker, converter and inference copy what they are given several times."""
+    weight = np.arange(1 << 16, dtype=np.float32)
+    whole = with_elements(added(weight), {"W": weight})
+    seen = dict[str, int]()
+
+    def watch(module: object, name: str) -> None:
+        tool = getattr(module, name)
+
+        def call(proto: onnx.ModelProto, *rest: Any, **options: Any) -> Any:
+            seen[name] = max(seen.get(name, 0), proto.ByteSize())
+            return tool(proto, *rest, **options)
+
+        monkeypatch.setattr(module, name, call)
+
+    watch(onnx.checker, "check_model")
+    watch(onnx.version_converter, "convert_version")
+    watch(onnx.shape_inference, "infer_shapes")
+    model = load_model(whole)
+    assert model.opset == 21 and seen.keys() == {"check_model", "convert_version", "infer_shapes"}
+    assert max(seen.values()) < 1024
+    assert [value.name for value in model.graph_proto.graph.input] == ["X"]
+    np.testing.assert_array_equal(model.weights["W"], weight)
+
+
+def test_large_weights_are_folded_and_stay_apart() -> None:
+    weight = np.arange(1 << 12, dtype=np.float32)
+    whole = with_elements(added(weight), {"W": weight})
+    whole.graph.node[0].input[1] = "N"
+    whole.graph.node.insert(0, helper.make_node("Neg", ["W"], ["N"]))
+    model = load_model(whole)
+    assert [node.op for node in model.nodes] == ["Add"] and model.graph_proto.ByteSize() < 1024
+    np.testing.assert_array_equal(model.weights["N"], -weight)
+
+
+def test_inputs_in_place_of_declared_weights_become_weights_again() -> None:
+    model = added(np.arange(2048, dtype=np.float32))
+    bare = declare_as_inputs(model)
+    assert [value.name for value in bare.graph.input] == ["X", "W"] and not bare.graph.initializer
+    onnx.checker.check_model(bare)
+    restore_declared(bare, model)
+    assert bare == model

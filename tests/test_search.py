@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 
 import einnet_explore as ee
+from einnet_explore.analysis import canonical_keys, flattening, padding
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.ir import index
+from einnet_explore.operators import form, layout
 from einnet_explore.session.explanations import unexpanded_reason
 from einnet_explore.session.run import Run
+from einnet_explore.strategies import instantiation, moves
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found, Pruned, Reached
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.strategies.options import Options
+from einnet_explore.support.limits import MEMO_ENTRIES
 
 
 def search(program, target, **options):
@@ -401,3 +406,12 @@ def test_a_maximum_is_a_pooling_and_nothing_else():
     for candidate in run.candidates:
         assert {x.kind for x in run.certificates(candidate.derivation)} == {"proved"}
         same_value(program, candidate)
+
+
+@pytest.mark.parametrize(
+    "module", [canonical_keys, flattening, form, index, instantiation, layout, moves, padding], ids=lambda m: m.__name__
+)
+def test_searches_remember_few_results(module: ModuleType) -> None:
+    """More results take most of the memory of a search."""
+    memos = [found for found in vars(module).values() if hasattr(found, "cache_info")]
+    assert memos and all(memo.cache_info().maxsize <= MEMO_ENTRIES for memo in memos)

@@ -67,6 +67,9 @@ class Fake:
     threads: int = 1
     runs: int = 0
 
+    def rest(self) -> None:
+        """Nothing to free."""
+
     def run(self, _: object) -> dict[str, Any]:
         self.clock.now += self.seconds * (1 if self.runs else 2)
         self.runs += 1

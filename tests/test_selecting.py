@@ -192,8 +192,27 @@ class Fake:
     seconds: float
     threads: int = 1
 
+    rested: int = 0
+
     def run(self, _: object) -> dict[str, Any]:
         return {"y": np.ones(3, np.float32)}
+
+    def rest(self) -> None:
+        self.rested += 1
+
+
+def test_the_original_rests_while_two_plans_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result_module, "plan_speedup", lambda before, after, *_: before.seconds / after.seconds)
+    original = Fake(10.0)
+    baseline = Baseline(SimpleNamespace(nodes=()), original, {}, 1.0)  # type: ignore[arg-type]
+    rested = list[int]()
+
+    def plan_of(kept: list[int]) -> Any:
+        rested.append(original.rested)
+        return Fake(10.0 - len(kept))
+
+    assert forward_selection(baseline, plan_of, [(0,), (1,), (2,)]).kept == [0, 1, 2]
+    assert rested == [0, 1, 2]  # it has memory of its own, which the next plan can have
 
 
 def test_an_interrupt_ends_the_trials_with_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

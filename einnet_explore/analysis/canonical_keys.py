@@ -52,6 +52,7 @@ from einnet_explore.ir import (
     accesses,
 )
 from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
+from einnet_explore.support.limits import MEMO_ENTRIES
 
 Names: TypeAlias = "tuple[tuple[str, int], ...]"
 """The tensors made by equations that a scope reads, and their canonical positions."""
@@ -62,7 +63,6 @@ Cells: TypeAlias = "list[list[Iterator]]"
 
 COMMUTATIVE = frozenset(f.name for f in SCALAR_FUNCTIONS.values() if f.is_commutative)
 _MARKED = -1
-_REMEMBERED = 1 << 16
 
 
 def canonical_key(scope: Scope) -> Hashable:
@@ -82,14 +82,14 @@ def numbering(scope: Scope) -> dict[Iterator, int]:
     return {y: colours[y] for y in scope.summations}
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(MEMO_ENTRIES)
 def read_tensor_names(scope: Scope) -> frozenset[str]:
     sources = {access.source for access in accesses(scope.body)}
     own = {source.name for source in sources if isinstance(source, Tensor)}
     return frozenset(own.union(*(read_tensor_names(source) for source in sources if isinstance(source, Scope))))
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(MEMO_ENTRIES)
 def scope_code(scope: Scope, names: Names) -> Code:
     body = _body(scope, names)
     fixed = {x: n for n, x in enumerate(scope.traversals)}
@@ -209,13 +209,13 @@ def _nested(scope: Scope, names: Names) -> Code:
     return 2, scope_code(scope, names)
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(MEMO_ENTRIES)
 def _table(table: Table) -> Code:
     """Integers: fractions are slow to hash, and codes are hashed often."""
     return 3, table.shape, tuple(n for x in table.entries for n in (x.numerator, x.denominator))
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(MEMO_ENTRIES)
 def tensor_code(tensor: Tensor, names: Names) -> Code:
     position = dict(names).get(tensor.name)
     which = (0, tensor.name) if position is None else (1, position)

@@ -35,6 +35,7 @@ from einnet_explore.ir import (
     walk_scalar,
 )
 from einnet_explore.support.errors import Refused
+from einnet_explore.support.limits import MEMO_ENTRIES
 from einnet_explore.syntax.printer import describe_overflow
 
 
@@ -232,7 +233,7 @@ def resolve_access(program: Program, access: Access) -> Access:
     return access
 
 
-@lru_cache(1 << 14)
+@lru_cache(MEMO_ENTRIES)
 def tensor_names(scope: Scope) -> tuple[str, ...]:
     """Return the names of the tensors that *scope* reads, each once."""
     return tuple(dict.fromkeys(t.name for t in tensors(scope)))

@@ -19,8 +19,7 @@ from itertools import accumulate, permutations
 from einnet_explore.analysis.indices import is_inside_box
 from einnet_explore.analysis.regions import always_holds
 from einnet_explore.ir import Access, Bound, Index, Iterator, Scope, Table, Tensor, accesses
-
-_CACHE_SIZE = 1 << 14
+from einnet_explore.support.limits import MEMO_ENTRIES
 
 
 def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -28,7 +27,7 @@ def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(accumulate((1, *shape[:0:-1]), lambda a, b: a * b))[::-1] if shape else ()
 
 
-@lru_cache(_CACHE_SIZE)
+@lru_cache(MEMO_ENTRIES)
 def flat_address(access: Access) -> Index:
     """Return the row-major position of the element that *access* reads, as one index.
 

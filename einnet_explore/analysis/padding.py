@@ -69,6 +69,7 @@ from einnet_explore.ir import (
 )
 from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 from einnet_explore.support.errors import Refused
+from einnet_explore.support.limits import MEMO_ENTRIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Constancy:
     value: float
 
 
-@lru_cache(1 << 14)
+@lru_cache(MEMO_ENTRIES)
 def constancy(body: Scalar) -> Constancy | None:
     """Return where *body* is known to be constant; None if nothing is known."""
     match body:

@@ -41,6 +41,7 @@ import islpy as isl
 
 from einnet_explore.analysis.indices import IndexTerms, fresh_name, holds_everywhere, substitute_index
 from einnet_explore.ir import Atom, Bound, Index, Iterator, Quotient, Remainder, as_index
+from einnet_explore.support.limits import MEMO_ENTRIES
 
 Domain: TypeAlias = "tuple[Bound, ...]"
 
@@ -113,7 +114,7 @@ def _relevant(index: Index, domain: Domain) -> Domain:
     return tuple(b for b in domain if b in kept)
 
 
-@lru_cache(maxsize=1 << 14)
+@lru_cache(MEMO_ENTRIES)
 def _extremes(index: Index, domain: Domain) -> tuple[int, int]:
     names = _names((index, *(b.index for b in domain)))
     inside = " and ".join((*_conditions(names, domain), f"v = {_text(index, names)}"))
@@ -137,7 +138,7 @@ def _box(names: Mapping[Iterator, str]) -> tuple[str, ...]:
     return tuple(f"{x.lo} <= {name} < {x.hi}" for x, name in names.items())
 
 
-@lru_cache(maxsize=1 << 14)
+@lru_cache(MEMO_ENTRIES)
 def _first_point(where: str) -> tuple[int, ...]:
     """Return the first point of the set *where*, in isl's notation; () if it is empty."""
     points = isl.Set(where)
@@ -193,7 +194,7 @@ def hull(names: tuple[str, ...], forward: tuple[Index, ...]) -> tuple[Iterator, 
     return tuple(Iterator(n, i.bounds[0], i.bounds[1] + 1) for n, i in zip(names, forward, strict=True))
 
 
-@lru_cache(maxsize=1 << 12)
+@lru_cache(MEMO_ENTRIES)
 def bijection(
     source: tuple[Iterator, ...], names: tuple[str, ...], forward: tuple[Index, ...], inverse: tuple[Index, ...] = ()
 ) -> Bijection:

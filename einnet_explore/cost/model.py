@@ -46,6 +46,7 @@ from einnet_explore.ir import (
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator
 from einnet_explore.support.errors import Refused
+from einnet_explore.support.limits import MEMO_ENTRIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ def utilisation(scope: Scope, lanes: int) -> float:
     return max(candidates, default=1.0)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(MEMO_ENTRIES)
 def row_utilisation(scope: Scope, lanes: int) -> float:
     """Return the fraction of vector lanes that a register-tiled kernel uses; 0 if there is no such kernel.
 

@@ -21,9 +21,7 @@ from math import gcd
 from typing import TypeAlias
 
 from einnet_explore.ir.node import Node, Shared, node
-
-CACHE_ENTRIES = 1 << 15
-"""The sums, divisions and substitutions that are remembered, each."""
+from einnet_explore.support.limits import MEMO_ENTRIES
 
 
 class _Arithmetic(Node, metaclass=Shared):
@@ -219,7 +217,7 @@ def as_index(x: IndexLike) -> Index:
             return Index((), int(x))  # type: ignore[arg-type]
 
 
-@lru_cache(CACHE_ENTRIES)
+@lru_cache(MEMO_ENTRIES)
 def _substitute(index: Index, new: tuple[Index, ...]) -> Index:
     """Replace the iterators of *index*, in the order of ``iterators``, by *new*."""
     to = dict(zip(index.iterators, new, strict=True))
@@ -270,7 +268,7 @@ def _order(atom: Atom) -> tuple[object, ...]:
     return (kind, d, numerator.const, tuple((_order(a), k) for a, k in numerator.terms))
 
 
-@lru_cache(CACHE_ENTRIES)
+@lru_cache(MEMO_ENTRIES)
 def _sum(terms: tuple[tuple[Atom, int], ...], const: int) -> Index:
     if len(terms) < 2 and (not terms or (terms[0][0].__class__ is Iterator and terms[0][1])):
         return Index(terms, const)
@@ -326,7 +324,7 @@ def _merged(total: dict[Atom, int], spent: dict[Atom, int], new: Index, k: int, 
     return {a: c for a, c in out.items() if c}, const + k * new.const
 
 
-@lru_cache(CACHE_ENTRIES)
+@lru_cache(MEMO_ENTRIES)
 def _divide(index: Index, d: int) -> tuple[Index, Index]:
     """(index // d, index % d), each in normal form; *d* is a positive integer."""
     if d <= 0:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, dataclass_transform
 
 T = TypeVar("T")
 
-SHARED_NODES = 1 << 16
+SHARED_NODES = 1 << 13
 """The indices, iterators and bounds made last that are remembered."""
 
 

@@ -44,10 +44,20 @@ from einnet_explore.onnx_import.model import (
     topological_order,
 )
 from einnet_explore.onnx_import.resizing import with_interpolation_matrices
-from einnet_explore.onnx_import.shapes import graph_values, infer_static_shapes, set_input_shapes
+from einnet_explore.onnx_import.shapes import MAX_KNOWN_ELEMENTS, graph_values, infer_static_shapes, set_input_shapes
 from einnet_explore.onnx_import.widening import narrow_types, widen
 from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS
-from einnet_explore.runtime.onnx_weights import DOMAIN, LargePages, without_elements
+from einnet_explore.runtime.onnx_weights import (
+    DOMAIN,
+    NO_WEIGHTS,
+    LargePages,
+    declare_as_inputs,
+    is_declared,
+    is_lendable,
+    restore_declared,
+    weight_proto,
+    without_elements,
+)
 
 FunctionKey: TypeAlias = "tuple[str, str, str]"
 """Domain, name and overload of an operator or function."""
@@ -167,16 +177,25 @@ def load_model(
     is_widened = proto is not stored
     given = _arrays(file, proto.graph)
     original = without_elements(proto, given)
-    proto = rewrite(proto)
+    rewritten = rewrite(proto)
+    weights = given if rewritten is proto else _shared_arrays(file, rewritten.graph, given)
+    large = {name: array for name, array in weights.items() if _is_data(array)}
+    narrow = stored if is_widened else None
+    proto = without_elements(rewritten, large)
+    del rewritten, stored  # it has all elements: from here on, those of data are in arrays alone
     _check_valid(file, proto)
-    check_weights(file, list_nodes(proto.graph), dict(_elements(file, proto.graph)))
+    check_weights(file, list_nodes(proto.graph), weights)
     proto.ir_version = max(proto.ir_version, _IR_OF_WEIGHTS)
-    proto, folded = fold_constants(file, convert_opset(file, fold_shape_computations(file, proto)))
-    known = replace(
-        with_interpolation_matrices(_model(file, _copy_dequantizations(proto), original, given, folded)),
-        dynamic=dynamic,
-    )
-    return replace(known, stored=stored, narrow=tuple(sorted(types))) if is_widened else known
+    proto = convert_opset(file, fold_shape_computations(file, proto, large))
+    proto, folded = fold_constants(file, proto, large)
+    known = _model(file, _copy_dequantizations(proto), original, given, {**weights, **large}, folded)
+    known = replace(with_interpolation_matrices(known), dynamic=dynamic)
+    return replace(known, stored=narrow, narrow=tuple(sorted(types))) if narrow is not None else known
+
+
+def _is_data(array: Array) -> bool:
+    """Whether shape inference and converters need no element of *array*, a weight: it is large, and no indices."""
+    return is_lendable(array) and array.size > MAX_KNOWN_ELEMENTS and (array.dtype.kind == "f" or array.itemsize < 4)
 
 
 def _copy_dequantizations(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -215,10 +234,11 @@ def _model(
     proto: onnx.ModelProto,
     original: onnx.ModelProto,
     given: Mapping[str, Array],
+    weights: Mapping[str, Array],
     folded: tuple[onnx.NodeProto, ...],
 ) -> Model:
     _sort(file, proto)
-    weights = _shared_arrays(file, proto.graph, given)
+    weights = _shared_arrays(file, proto.graph, weights)
     proto = without_elements(proto, weights)
     graph = proto.graph
     nodes, values = list_nodes(graph), graph_values(graph)
@@ -243,12 +263,13 @@ def _model(
 def _shared_arrays(file: str, graph: onnx.GraphProto, given: Mapping[str, Array]) -> dict[str, Array]:
     """Return the weights of *graph* by name: those of *given* that have the same name and bytes, and copies of others.
 
-    The copies are in large pages.
+    Those that *graph* declares are *given*.  The copies are in large pages.
     """
     pages, made = LargePages(), dict[str, Array]()
-    for name, array in _elements(file, graph):
+    for name, array in _elements(file, graph, given):
         other = given.get(name)
-        made[name] = pages.copy(array) if other is None or not _have_equal_bytes(other, array) else other
+        is_same = other is not None and (other is array or _have_equal_bytes(other, array))
+        made[name] = other if other is not None and is_same else pages.copy(array)
     return made
 
 
@@ -265,11 +286,13 @@ def _arrays(file: str, graph: onnx.GraphProto) -> dict[str, Array]:
     return {name: pages.copy(array) for name, array in _elements(file, graph)}
 
 
-def _elements(file: str, graph: onnx.GraphProto) -> Iterable[tuple[str, Array]]:
-    """Yield the name and the elements of each weight of *graph*."""
+def _elements(
+    file: str, graph: onnx.GraphProto, declared: Mapping[str, Array] = NO_WEIGHTS
+) -> Iterable[tuple[str, Array]]:
+    """Yield the name and the elements of each weight of *graph*; *declared* has those that it declares."""
     for weight in graph.initializer:
         try:
-            yield weight.name, numpy_helper.to_array(weight)
+            yield weight.name, declared[weight.name] if is_declared(weight) else numpy_helper.to_array(weight)
         except (KeyError, TypeError, ValueError) as error:
             found = f"type {weight.data_type}" if isinstance(error, KeyError) else f"other elements ({_line(error)})"
             raise ModelError(
@@ -397,7 +420,7 @@ def _check_valid(file: str, proto: onnx.ModelProto) -> None:
 
 
 def _check(proto: onnx.ModelProto) -> None:
-    shaped = copy_message(proto)
+    shaped = declare_as_inputs(proto)
     for value in shaped.graph.output:
         # The checker requires shapes of outputs, which are inferred later.
         value.type.tensor_type.shape.SetInParent()
@@ -409,14 +432,15 @@ def convert_opset(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
     if opset(proto) >= TARGET_OPSET:
         return proto
     try:
-        converted = version_converter.convert_version(proto, TARGET_OPSET)
+        converted = version_converter.convert_version(declare_as_inputs(proto), TARGET_OPSET)
         _check(converted)
+        restore_declared(converted, proto)
     except (RuntimeError, onnx.checker.ValidationError, version_converter.ConvertError):
         return proto
     converted.ir_version = max(converted.ir_version, _IR_OF_OPSET)
     _lift_constants(file, converted)
     if opset(proto) < _RESIZE_MODES_SINCE_OPSET:
-        _add_resize_modes(file, converted)
+        _add_resize_modes(converted)
     return converted
 
 
@@ -424,13 +448,14 @@ _RESIZE_MODES_SINCE_OPSET = 11
 """The opset that adds Resize's attributes for sample positions; before, samples start at the first element."""
 
 
-def _add_resize_modes(file: str, proto: onnx.ModelProto) -> None:
+def _add_resize_modes(proto: onnx.ModelProto) -> None:
     """Set the older opsets' sample positions on every Resize of *proto*, which the converter omits."""
-    weights = _arrays(file, proto.graph)
+    weights = {weight.name: weight for weight in proto.graph.initializer}
     for node in walk_nodes(proto):
         if node.op_type != "Resize" or node.domain:
             continue
-        scales = weights.get(node.input[2])
+        known = weights.get(node.input[2])
+        scales = None if known is None else numpy_helper.to_array(known)
         shrinks = scales is not None and scales.size > 0 and scales.max() <= 1
         node.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
         node.attribute.append(helper.make_attribute("nearest_mode", "ceil" if shrinks else "floor"))
@@ -465,13 +490,20 @@ _NOT_FOLDED = ("Bernoulli", "DequantizeLinear", "Dropout", "Multinomial", "Quant
 _Foldable: TypeAlias = "Callable[[ModelNode, Sequence[ModelValue]], bool]"
 
 
-def fold_shape_computations(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Infer shapes, and fold small integer or boolean results, as of ``Shape → Gather → Concat`` chains."""
-    return _fold(file, proto, _computes_shape)[0]
+def fold_shape_computations(file: str, proto: onnx.ModelProto, arrays: dict[str, Array]) -> onnx.ModelProto:
+    """Infer shapes, and fold small integer or boolean results, as of ``Shape → Gather → Concat`` chains.
+
+    *arrays* are as for ``fold_constants``.
+    """
+    return _fold(file, proto, _computes_shape, arrays)[0]
 
 
-def fold_constants(file: str, proto: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[onnx.NodeProto, ...]]:
+def fold_constants(
+    file: str, proto: onnx.ModelProto, arrays: dict[str, Array]
+) -> tuple[onnx.ModelProto, tuple[onnx.NodeProto, ...]]:
     """Fold every node of *proto* that depends on weights only; return the model and the removed nodes.
+
+    *arrays* are the weights that *proto* declares; large results are added to them.
 
     Nodes that draw random numbers, quantise, compute a graph output or an infinity, or exceed ``MAX_FOLDED_BYTES`` are
     not folded.
@@ -486,7 +518,7 @@ def fold_constants(file: str, proto: onnx.ModelProto) -> tuple[onnx.ModelProto, 
         free -= needed
         return True
 
-    folded, gone = _fold(file, proto, fits)
+    folded, gone = _fold(file, proto, fits, arrays)
     read = {name for node in list_nodes(folded.graph) for name in node.reads}
     made = {name for node in gone for name in node.output}
     weights = folded.graph.initializer
@@ -520,30 +552,34 @@ def restore_folded_nodes(model: Model) -> onnx.ModelProto:
     return out
 
 
-def _fold(file: str, proto: onnx.ModelProto, foldable: _Foldable) -> tuple[onnx.ModelProto, tuple[onnx.NodeProto, ...]]:
-    proto = infer_static_shapes(file, proto)
+def _fold(
+    file: str, proto: onnx.ModelProto, foldable: _Foldable, arrays: dict[str, Array]
+) -> tuple[onnx.ModelProto, tuple[onnx.NodeProto, ...]]:
+    proto = infer_static_shapes(file, proto, arrays)
     gone: list[onnx.NodeProto] = []
-    while found := _fold_once(proto, foldable):
+    while found := _fold_once(proto, foldable, arrays):
         gone += found
-        proto = infer_static_shapes(file, proto)
+        proto = infer_static_shapes(file, proto, arrays)
     return proto, tuple(gone)
 
 
-def _fold_once(proto: onnx.ModelProto, foldable: _Foldable) -> list[onnx.NodeProto]:
+def _fold_once(proto: onnx.ModelProto, foldable: _Foldable, arrays: dict[str, Array]) -> list[onnx.NodeProto]:
     """Fold every node whose inputs are known; return the removed nodes."""
     graph = proto.graph
     values = graph_values(graph)
     known = {w.name: w for w in graph.initializer}
     outputs = {v.name for v in graph.output}
-    kept, gone = [], []
+    kept, gone, pages = [], [], LargePages()
     for node in list_nodes(graph):
-        results = None if outputs & {*node.results} else _results(node, values, known, proto, foldable)
+        results = None if outputs & {*node.results} else _results(node, values, known, proto, foldable, arrays)
         if results is None:
             kept.append(node.proto)
             continue
         gone.append(copy_message(node.proto))
         for name, array in zip(node.results, results, strict=True):
-            known[name] = numpy_helper.from_array(array, name)
+            if _is_data(array):
+                arrays[name] = pages.copy(array)
+            known[name] = weight_proto(name, array) if _is_data(array) else numpy_helper.from_array(array, name)
             graph.initializer.append(known[name])
     if gone:
         replace_contents(graph.node, kept)
@@ -564,6 +600,7 @@ def _results(
     known: Mapping[str, onnx.TensorProto],
     proto: onnx.ModelProto,
     foldable: _Foldable,
+    arrays: Mapping[str, Array],
 ) -> list[Array] | None:
     """Return the results of *node*, None if an input is unknown or the node must not be folded."""
     made = [v for name in node.results if (v := values.get(name)) is not None and v.shape is not None]
@@ -582,7 +619,7 @@ def _results(
         return None
     if not foldable(node, made):
         return None
-    feed = feed or {name: numpy_helper.to_array(known[name]) for name in node.reads}
+    feed = feed or {n: arrays[n] if is_declared(known[n]) else numpy_helper.to_array(known[n]) for n in node.reads}
     types = [
         helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feed.items()
     ]

@@ -20,7 +20,9 @@ from einnet_explore.onnx_import.model import (
     list_nodes,
     replace_contents,
 )
+from einnet_explore.runtime.arrays import Arrays
 from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS
+from einnet_explore.runtime.onnx_weights import NO_WEIGHTS, is_declared, open_lent
 
 
 def set_input_shapes(file: str, graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> dict[str, Declared]:
@@ -120,8 +122,11 @@ def replace_misjudged_nodes(proto: onnx.ModelProto) -> None:
             del node.attribute[:], node.input[1:]
 
 
-def infer_static_shapes(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return *proto* with inferred shapes; raise ModelError for contradictory shapes."""
+def infer_static_shapes(file: str, proto: onnx.ModelProto, arrays: Arrays = NO_WEIGHTS) -> onnx.ModelProto:
+    """Return *proto*, which declares the weights *arrays*, with inferred shapes.
+
+    Raises ModelError for contradictory shapes.
+    """
     bare = _without_large_weights(proto)
     _open_outputs(bare.graph)
     strict = all(node.domain in ("", "ai.onnx") for node in bare.graph.node)
@@ -135,7 +140,7 @@ def infer_static_shapes(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
             whole = copy_message(proto)
             replace_contents(whole.graph.value_info, shaped.graph.value_info)
             replace_contents(whole.graph.output, shaped.graph.output)
-            return whole if strict else _infer_by_runtime(whole)
+            return whole if strict else _infer_by_runtime(whole, arrays)
         except (shape_inference.InferenceError, RuntimeError, ValueError) as error:
             message = str(error)
     raise ModelError(f"{file}: found shapes that do not fit: {_describe_inference_error(proto, message)}")
@@ -159,7 +164,7 @@ def _without_large_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
     ):  # fmt: skip
         mine.extend(theirs)
     for weight in proto.graph.initializer:
-        if weight.data_type in _REAL and prod(weight.dims) > MAX_KNOWN_ELEMENTS:
+        if is_declared(weight) or (weight.data_type in _REAL and prod(weight.dims) > MAX_KNOWN_ELEMENTS):
             graph.initializer.add(name=weight.name, data_type=weight.data_type, dims=weight.dims)
         else:
             graph.initializer.append(weight)
@@ -169,8 +174,8 @@ def _without_large_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
 _REAL = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 
-def _infer_by_runtime(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return *proto* with the shapes that ONNX Runtime infers, which supports non-standard operators."""
+def _infer_by_runtime(proto: onnx.ModelProto, arrays: Arrays) -> onnx.ModelProto:
+    """Return *proto*, which declares *arrays*, with the shapes of ONNX Runtime, which has non-standard operators."""
     values = graph_values(proto.graph)
     unknown = [name for node in proto.graph.node for name in node.output if name and values[name].shape is None]
     if not unknown or proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
@@ -182,7 +187,7 @@ def _infer_by_runtime(proto: onnx.ModelProto) -> onnx.ModelProto:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     try:
-        session = onnxruntime.InferenceSession(shown.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = open_lent(shown, options, arrays)
     except ONNXRUNTIME_ERRORS:  # running the model will report the failure
         return proto
     for found in session.get_outputs():

@@ -38,9 +38,7 @@ from einnet_explore.ir import (
 from einnet_explore.operators.operator import Operator
 from einnet_explore.operators.pattern import Pattern
 from einnet_explore.support.errors import Refused
-
-CACHE_ENTRIES = 16_384
-"""Scopes whose forms are remembered."""
+from einnet_explore.support.limits import MEMO_ENTRIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +150,7 @@ def read_body(scope: Scope) -> BodyForm:
     raise Refused(f"the body is no single operation over accesses: {body!r}")
 
 
-@lru_cache(CACHE_ENTRIES)
+@lru_cache(MEMO_ENTRIES)
 def read_form(scope: Scope) -> ScopeForm:
     """Return *scope* as a reduction of one operation over accesses; raises Refused if it is none."""
     body = read_body(scope)
@@ -173,7 +171,7 @@ def read_form(scope: Scope) -> ScopeForm:
     )
 
 
-@lru_cache(CACHE_ENTRIES)
+@lru_cache(MEMO_ENTRIES)
 def windowed_form(scope: Scope) -> ScopeForm:
     """Return ``read_form`` with two-digit dimensions split in two, for operators with composite indices."""
     form = read_form(scope)

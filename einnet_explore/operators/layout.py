@@ -17,6 +17,7 @@ from einnet_explore.operators.form import ScopeForm
 from einnet_explore.operators.operator import Attributes, Operator
 from einnet_explore.operators.pattern import Dimension
 from einnet_explore.support.errors import Refused
+from einnet_explore.support.limits import MEMO_ENTRIES
 
 
 def strides_of(scope: Scope) -> tuple[int, ...]:
@@ -66,7 +67,7 @@ class Layout:
     free: bool
 
 
-@lru_cache(maxsize=1 << 13)
+@lru_cache(MEMO_ENTRIES)
 def lay_out_operand(
     operator: Operator,
     operand: int,
@@ -141,7 +142,7 @@ def _gather(
     return Layout(gathered, same=False, free=usable)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(MEMO_ENTRIES)
 def _split(merged: Iterator, parts: tuple[Iterator, ...]) -> Mapping[Iterator, Index]:
     """Return the digits of *merged* in the mixed radix of *parts*, each in its own range."""
     out: dict[Iterator, Index] = {}
@@ -152,7 +153,7 @@ def _split(merged: Iterator, parts: tuple[Iterator, ...]) -> Mapping[Iterator, I
     return out
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(MEMO_ENTRIES)
 def _merge(parts: tuple[Iterator, ...]) -> Index:
     """Return the number whose digits are *parts*, counted from 0: the inverse of ``_split``."""
     total = Index()

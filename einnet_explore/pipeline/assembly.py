@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 import networkx as nx
 
 from einnet_explore.analysis.equations import union_padding, weight_only
+from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.codegen.wide_values import with_wide_values
 from einnet_explore.equivalence.verdict import UNSOUND_KINDS
 from einnet_explore.ir import VIEW, Equation, Program, Scope, Tensor, map_tensors, tensors
@@ -237,13 +238,13 @@ class WeightFolder:
     def fold(self, program: Program, constants: Arrays) -> tuple[Program, Arrays]:
         """Evaluate the equations of *program* that read only weights; return the rest and its constants.
 
-        Views stay, since they take no memory, and so do outputs.  Constants of arithmetic in ``float64`` are of that
-        type.  Raises BackendError if one cannot be evaluated.
+        Views of elements in their order stay, since they take no memory, and so do outputs.  Constants of arithmetic in
+        ``float64`` are of that type.  Raises BackendError if one cannot be evaluated.
         """
         program = with_wide_values(program)
         known = weight_only(program)
         folded = {e.name: e for e in program.equations if e.name in known and e.name not in program.outputs}
-        plain = {name for name, e in folded.items() if e.via is not None and e.via.operator == VIEW}
+        plain = {name for name, e in folded.items() if _is_in_order(e)}
         rest = tuple(e for e in program.equations if e.name not in folded or e.name in plain)
         read = {t.name for e in rest for t in tensors(e.scope)}
         arrays = dict(constants)
@@ -270,6 +271,14 @@ class WeightFolder:
         self._sources.append(given)  # a freed array might pass its id on to another
         self.arrays[key] = found = self._pages.copy(made.contexts.constants[program.outputs[0]])
         return found
+
+
+def _is_in_order(equation: Equation) -> bool:
+    """Whether *equation* is a view of elements that lie one after the other: of others, each program has a copy."""
+    if equation.via is None or equation.via.operator != VIEW:
+        return False
+    found = view_strides(equation.scope)
+    return found is not None and found[1] == row_major_strides(equation.scope.shape)
 
 
 def _needed_part(program: Program, name: str) -> Program:
@@ -362,16 +371,14 @@ class Assembler:
             self._proofs[program] = combined_verdict(step_certificates(self._post_optimise(program)))
         return self._proofs[program]
 
-    def replacements(self, parts: Iterable[PlanProgram]) -> tuple[Replacement, ...]:
-        """Return *parts* with folded weights, as a plan or an export takes them."""
-        out = []
+    def replacements(self, parts: Iterable[PlanProgram]) -> Iterable[Replacement]:
+        """Yield *parts* with folded weights, as a plan or an export takes them."""
         for part in parts:
             piece = part.piece
             weights = {t.name: self.model.weights[piece.names[t.name]] for t in piece.program.inputs if t.weight}
             program, constants = self.folder.fold(piece.program, weights)
             names = {k: v for k, v in piece.names.items() if k not in weights}
-            out.append(Replacement(piece.nodes, program, names, constants))
-        return tuple(out)
+            yield Replacement(piece.nodes, program, names, constants)
 
     def plan(
         self, parts: Iterable[PlanProgram], form: PlanForm = PlanForm.JOINED, host: Host | None = None

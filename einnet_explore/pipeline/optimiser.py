@@ -630,6 +630,7 @@ class Optimiser:
         if known is not None:
             return replace(part, measured=ErrorReport.from_json(known))
         report = report_errors(part.derivation, opener, constants, self.implementations.compiler)
+        return_free_memory()
         if not report.memory_short:
             self.history.record(report.to_json(), "numerics", *key)
         return replace(part, measured=report)

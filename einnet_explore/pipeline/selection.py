@@ -174,6 +174,8 @@ def _try_group(
     A plan that does not pay is freed here: plans are as large as their model.  Raises ValueError if the plan cannot be
     made or does not agree with the original.
     """
+    if plan is not baseline.original:
+        baseline.original.rest()  # two other plans are compared
     trial = plan_of(larger)
     speedup = _checked_speedup(baseline, plan, trial, least)
     return speedup, trial if speedup >= least else None
@@ -643,7 +645,7 @@ class Selector:
         return ExportedFile(partial(self._select_for_export, kept), self._rewrites, known)
 
     def _rewrites(self, selection: ExportSelection) -> tuple[Replacement, ...]:
-        return self.assembler.replacements(self._assemble(selection.parts, selection.form))
+        return tuple(self.assembler.replacements(self._assemble(selection.parts, selection.form)))
 
     def _select_for_export(self, kept: tuple[int, ...]) -> ExportSelection:
         """Select and remember those of *kept* that are faster in ONNX Runtime; raises KeyboardInterrupt."""

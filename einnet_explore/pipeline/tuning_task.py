@@ -38,7 +38,7 @@ from einnet_explore.strategies.program_search import ProgramSearch, search_progr
 from einnet_explore.strategies.rounding_levels import allowed_rules
 from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.support.json_values import JsonObject, as_integer, as_number, as_object
-from einnet_explore.support.limits import MemoryWatch, WorkClock
+from einnet_explore.support.limits import MemoryWatch, WorkClock, return_free_memory
 from einnet_explore.support.wording import count_noun
 
 EVERY_RULE = (*RULES, *FEWER_PRODUCTS)
@@ -325,7 +325,7 @@ estimates of forms of different kinds are off by such factors."""
 MAX_KNOWN_KIND_RATIO = 1.2
 """The same for a form of a kind of which other tasks measured some: the least ratio to their estimates corrects its."""
 
-MAX_SAMPLE_RATIO = 2.0
+MAX_SAMPLE_RATIO = 1.6
 """A form whose first sample takes more than this multiple of the least one is not measured in turns."""
 
 
@@ -539,6 +539,7 @@ class TuningTask:
             for form in tried:
                 if race.is_open_to(form):
                     self._try_form(form, found, race, original, want, memory)
+                    return_free_memory()  # of engines that were compared, each with weights in its layout
         for kind, ratio in race.samples.items():
             race.ratios[kind] = min(race.ratios.get(kind, ratio), ratio)
         return found

@@ -75,6 +75,31 @@ def _copy_fields(source: Message, target: Message, but: str) -> None:
             getattr(target, name).extend(value)
 
 
+def declare_as_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of *proto* with inputs in place of the weights that it declares, for tools that read elements."""
+    bare = onnx.ModelProto()
+    _copy_fields(proto, bare, "graph")
+    _copy_fields(proto.graph, bare.graph, "initializer")
+    inputs = {value.name for value in proto.graph.input}
+    for weight in proto.graph.initializer:
+        if not is_declared(weight):
+            bare.graph.initializer.append(weight)
+        elif weight.name not in inputs:
+            bare.graph.input.append(helper.make_tensor_value_info(weight.name, weight.data_type, list(weight.dims)))
+    return bare
+
+
+def restore_declared(bare: onnx.ModelProto, proto: onnx.ModelProto) -> None:
+    """Make what ``declare_as_inputs`` of *proto* made inputs of *bare* declared weights again."""
+    inputs = {value.name for value in proto.graph.input}
+    declared = [weight for weight in proto.graph.initializer if is_declared(weight)]
+    made = {weight.name for weight in declared} - inputs
+    kept = [value for value in bare.graph.input if value.name not in made]
+    del bare.graph.input[:]
+    bare.graph.input.extend(kept)
+    bare.graph.initializer.extend(declared)
+
+
 def with_elements(proto: onnx.ModelProto, arrays: Arrays) -> onnx.ModelProto:
     """Return a copy of *proto* with the elements of the weights that it declares, which are *arrays*."""
     whole = onnx.ModelProto()

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
-import numpy as np
 import tvm_ffi
 
 from einnet_explore.analysis.fused_chain import Chain
@@ -47,6 +46,7 @@ from einnet_explore.codegen.versions import scope_identity
 from einnet_explore.ir import Scope, tensors
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import Array, aligned, aligned_empty, bind_function, check_argument
+from einnet_explore.runtime.onnx_weights import LARGE_PAGE_BYTES, LargePages
 from einnet_explore.support.errors import BackendError
 
 MIN_FLOPS_PER_CYCLE = 12
@@ -152,9 +152,15 @@ class TiledContraction:
         known = _packed.get(key)
         if known is not None and _sources.get(key) is array:
             return known
-        at = gather_positions(self.plan.form, self.plan.tile, operand, self.plan.steps, self.plan.regions)
-        found = aligned_empty((self.plan.packed,))
-        found[: at.size], found[at.size :] = np.append(array.reshape(-1), np.float32(0))[at], 0
+        is_large = self.plan.packed * array.itemsize >= LARGE_PAGE_BYTES  # where sessions read them
+        found = (LargePages().empty if is_large else aligned_empty)((self.plan.packed,), array.dtype)
+        elements, done = array.reshape(-1), 0
+        for at in gather_positions(self.plan.form, self.plan.tile, operand, self.plan.steps, self.plan.regions):
+            block = found[done : done + at.size]
+            elements.take(at, mode="wrap", out=block)
+            block[at < 0] = 0
+            done += at.size
+        found[done:] = 0
         _sources[key], _packed[key] = array, found
         return found
 

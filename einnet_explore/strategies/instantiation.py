@@ -60,11 +60,11 @@ from einnet_explore.rules.traversal_merging import Merging
 from einnet_explore.rules.variable_substitution import Substitution, join_iterators
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.json_values import as_integers, as_object, as_texts
+from einnet_explore.support.limits import MEMO_ENTRIES
 from einnet_explore.support.wording import count_noun
 
 LAW = r"L_{\vec x} \textstyle\sum_{\vec y} f(T[\tau(\vec x, \vec y)]) \mapsto \{L_{\vec x}\, op(T')[\Phi(\vec x)]\}"
 
-CACHE_ENTRIES = 1 << 13
 LAYOUT = EOperatorKind.LAYOUT.instance
 
 MAX_JOININGS = 64
@@ -87,7 +87,7 @@ def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[Match
     named = {name: operator for operator in operators for name in operator.names}
     matched: dict[tuple[Scope, MatchParams], OperatorMatch] = {}
 
-    @lru_cache(CACHE_ENTRIES)
+    @lru_cache(MEMO_ENTRIES)
     def ways(scope: Scope) -> tuple[MatchParams, ...]:
         found = dict[MatchParams, OperatorMatch]()
         for operator in operators:
@@ -95,7 +95,7 @@ def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[Match
                 found |= {_params(way): way for way in match_operator(scope, operator, limit)}
             except Refused:
                 continue
-        if len(matched) > CACHE_ENTRIES:
+        if len(matched) > MEMO_ENTRIES:
             matched.clear()
         matched.update(((scope, params), way) for params, way in found.items())
         return tuple(found)
@@ -159,7 +159,7 @@ def nearest_distance(program: Program, operators: tuple[Operator, ...]) -> int |
     return min(found, default=None if left else 0)
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(MEMO_ENTRIES)
 def scope_distance(scope: Scope, operators: tuple[Operator, ...]) -> int | None:
     """The smallest expression distance from *scope* itself to an operator; None if none is comparable."""
     return min((d for operator in operators if (d := _distance(scope, operator)) is not None), default=None)

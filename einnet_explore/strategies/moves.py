@@ -73,8 +73,7 @@ from einnet_explore.rules import (
 from einnet_explore.rules.base import keeps_types
 from einnet_explore.rules.boundaries import Unbound
 from einnet_explore.rules.traversal_merging import Merging
-
-CACHE_ENTRIES = 1 << 15
+from einnet_explore.support.limits import MEMO_ENTRIES
 
 STEM = "?"
 """The first letter of the tensors that stand for hidden bodies; no name in a program starts with it."""
@@ -103,7 +102,7 @@ class Outline:
         return Access(self.fill(source), access.index) if isinstance(source, Scope) else access
 
 
-@lru_cache(CACHE_ENTRIES)
+@lru_cache(MEMO_ENTRIES)
 def outline(scope: Scope, levels: int) -> Outline:
     """The outline of *scope* that keeps the bodies of *levels* levels of nested scopes.
 
@@ -161,7 +160,7 @@ def stub_number(scope: Scope) -> int | None:
     return None
 
 
-@lru_cache(CACHE_ENTRIES, typed=True)  # 0 and 0.0 stay apart
+@lru_cache(MEMO_ENTRIES, typed=True)  # 0 and 0.0 stay apart
 def _unnamed_stub(box: Box, padding: Padding, value: float, n: int) -> Scope:
     traversals = tuple([Iterator(f"z{d}", lo, hi) for d, (lo, hi) in enumerate(box)])
     return Scope(traversals, (), _hidden_body(n), padding=padding, value=value)
@@ -245,7 +244,7 @@ def rule_moves(rule: Rule[object], program: Program, at: Path, scope: Scope) -> 
             yield match, match.apply(program).after
 
 
-@lru_cache(CACHE_ENTRIES)
+@lru_cache(MEMO_ENTRIES)
 def local_moves(rule: Rule[object], scope: Scope, position: Position) -> LocalMoves:
     """Return the parameters that a local *rule* proposes for *scope* at *position*, and the rewritten scopes."""
     if (levels := LEVELS_READ.get(rule)) is None or not (outlined := outline(scope, levels)).hidden:
@@ -254,7 +253,7 @@ def local_moves(rule: Rule[object], scope: Scope, position: Position) -> LocalMo
     return LazySequence(lambda: ((params, outlined.fill(new)) for params, new in shared))
 
 
-@lru_cache(CACHE_ENTRIES)
+@lru_cache(MEMO_ENTRIES)
 def computed_moves(rule: Rule[object], scope: Scope, position: Position) -> LocalMoves:
     """Return ``local_moves`` of a scope that is an outline already."""
     program, at = host_program(scope, position)
@@ -298,7 +297,7 @@ def clean(program: Program, final: bool = False, rules: Iterable[Rule[object]] =
     return tuple(done), Program(program.inputs, tuple(equations), program.outputs) if done else program
 
 
-@lru_cache(CACHE_ENTRIES)
+@lru_cache(MEMO_ENTRIES)
 def _find_move(root: Scope, sources: Sources, allowed: frozenset[Rule[object]]) -> ScopeMove | None:
     """Return the first clean-up of a scope of the equation *root*, as (rule, path, parameters), and its result."""
     for below, scope in scopes(root):
@@ -308,7 +307,7 @@ def _find_move(root: Scope, sources: Sources, allowed: frozenset[Rule[object]]) 
     return None
 
 
-@lru_cache(CACHE_ENTRIES)
+@lru_cache(MEMO_ENTRIES)
 def _find_clean_up(
     scope: Scope, position: Position, sources: Sources, allowed: frozenset[Rule[object]]
 ) -> CleanUp | None:

@@ -10,7 +10,7 @@ and more, or one of "local" scope, on the heap in every call).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -115,33 +115,51 @@ def packed_regions(
     return tuple(found)
 
 
+BLOCK_ELEMENTS = 1 << 18
+"""Elements of a packed operand whose positions are in memory at once, about: they take several times their space."""
+
+
 def gather_positions(
     form: SumOfProducts,
     tile: RegisterTile,
     operand: int,
     steps: Sequence[Sequence[Tap]],
     found: Sequence[PackedRegion],
-) -> Array:
-    """Return the tensor's position of every element of the packed *operand*; -1 is a zero outside the tensor."""
+) -> Iterable[Array]:
+    """Yield the tensor's position of every element of the packed *operand*, in blocks; -1 is a zero outside it."""
     last = form.traversals[-1]
     line = tile.row if operand == tile.vector else tile.slot
-    parts: list[Array] = []
     for group, region in zip(steps, found, strict=True):
         outside, is_wide = len(region.loops), last in form.moves(operand)
         lanes = (np.array(vector_offsets(tile, last)), np.arange(tile.lanes)) if is_wide else ()
-        grid = np.ix_(*(b.starts for b in region.loops), np.arange(tile.lines(operand)), *lanes)
-        at: dict[Iterator, Array] = dict(zip((b.iterator for b in region.loops), grid, strict=False))
-        if line is not None and line in at:
-            at[line] = at[line] + grid[outside]
-        if is_wide:
-            at[last] = np.minimum(at.get(last, 0) + grid[-2] + grid[-1], last.extent - 1)
-        shape = np.broadcast_shapes(*(axis.shape for axis in grid))
-        taps = [
-            _positions(form.operands[operand], form.reads[tap.phase][operand], {**at, **tap.known}, shape)
-            for tap in group
-        ]
-        parts += [np.stack(taps, axis=outside).reshape(-1)] if taps else []
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+        inner = np.arange(tile.lines(operand)), *lanes
+        rest = len(group) * prod(map(len, inner))
+        for starts in _blocks([np.array(b.starts) for b in region.loops], rest) if group else ():
+            grid = np.ix_(*starts, *inner)
+            at: dict[Iterator, Array] = dict(zip((b.iterator for b in region.loops), grid, strict=False))
+            if line is not None and line in at:
+                at[line] = at[line] + grid[outside]
+            if is_wide:
+                at[last] = np.minimum(at.get(last, 0) + grid[-2] + grid[-1], last.extent - 1)
+            shape = np.broadcast_shapes(*(axis.shape for axis in grid))
+            taps = [
+                _positions(form.operands[operand], form.reads[tap.phase][operand], {**at, **tap.known}, shape)
+                for tap in group
+            ]
+            yield np.stack(taps, axis=outside).reshape(-1)
+
+
+def _blocks(axes: Sequence[Array], rest: int) -> Iterable[Sequence[Array]]:
+    """Yield parts of *axes*, in order, each with about ``BLOCK_ELEMENTS`` elements if every point has *rest*."""
+    size = rest * prod(map(len, axes))
+    if not axes or size <= BLOCK_ELEMENTS:
+        yield axes
+        return
+    first, *others = axes
+    step = max(1, BLOCK_ELEMENTS * len(first) // size)
+    for n in range(0, len(first), step):
+        for part in _blocks(others, rest) if step == 1 else (others,):
+            yield (first[n : n + step], *part)
 
 
 def _positions(
