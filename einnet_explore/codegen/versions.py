@@ -59,7 +59,7 @@ def _index(index: Index, own: dict[Iterator, str]) -> str:
 C_KERNEL_VERSION = 11
 """Kernels in C: the fused ones, regions, transposed tiles, and the function around them."""
 
-SCHEDULE_VERSION = 37
+SCHEDULE_VERSION = 38
 """Kernels that TVM compiles: stages as written, rows, one-pass softmax, chains in blocks."""
 
 TILED_KERNEL_VERSION = 9
@@ -71,7 +71,7 @@ INTEGER_PRODUCT_VERSION = 6
 TILE_CHOICE_VERSION = 3
 """Which tile ``best_tile`` chooses for a contraction."""
 
-SEARCH_VERSION = 19
+SEARCH_VERSION = 20
 """What a search finds, and how its candidates are tuned and selected."""
 
 
