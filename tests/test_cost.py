@@ -7,10 +7,11 @@ from hypothesis import given
 
 from einnet_explore.cost import CPU_DEFAULT, CostModel, cpu_default, program_seconds, work
 from einnet_explore.cost.model import utilisation
-from einnet_explore.ir import EOPERATOR, VIEW, Equation, Instance, Program
+from einnet_explore.ir import EOPERATOR, VIEW, EOperatorKind, Equation, Instance, Program
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.syntax import parse
 from tests.strategies import programs
+from tests.test_online_softmax import attention, derived
 
 MATMUL = "tensor A[40, 30]\ntensor B[30, 50] weight\nY[m:40, n:50] = sum[k:30] A[m, k] * B[k, n]"
 
@@ -58,6 +59,14 @@ def test_library_operators_are_expected_to_be_faster_than_generated_ones() -> No
     assert library.seconds < generated.seconds
     assert {o.name for o in OPERATORS if o.onnx is None} >= {"G2BMM", "GBMM"}
     assert CostModel().estimate(equation(MATMUL, "GBMM")) == generated
+
+
+def test_attention_in_one_pass_reaches_the_rate_of_tiles() -> None:
+    open_, generated = derived(attention(1, 64, 64, 32, 32)), Instance(EOPERATOR)
+    rates = [
+        CostModel().estimate(Equation("Y", open_, via)).seconds for via in (generated, EOperatorKind.ONE_PASS.instance)
+    ]
+    assert rates[1] < rates[0] / 3
 
 
 def test_an_eoperator_costs_its_bytes() -> None:

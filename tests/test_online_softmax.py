@@ -25,7 +25,7 @@ from einnet_explore.codegen.register_tiles import Machine, this_machine
 from einnet_explore.codegen.rows.online import online_block, online_function
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
-from einnet_explore.ir import EOPERATOR, Instance, Program, Scope, tensors
+from einnet_explore.ir import EOPERATOR, EOperatorKind, Instance, Program, Scope, tensors
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.rules import ONE_PASS_GENERATION, Derivation
@@ -229,6 +229,48 @@ def test_one_pass_kernel_over_a_band_agrees_with_evaluation(
     agree(derived(banded(*sizes)), threads, Machine(l1=1 << 14, l2=1 << 14))
 
 
+MERGED = """
+tensor Q[{m}, {h}, {k}]
+tensor K[{h}, {k}, {w}]
+tensor V[{h}, {w}, {n}]
+S[b:{h}, m:{m}, w:{w}] = sum[k:{k}] Q[m, b, k] * K[b, k, w]
+Z[b:{h}, m:{m}, w:{w}] = 0.5 * S[b, m, w]
+M[b:{h}, m:{m}] = max[w:{w}] Z[b, m, w]
+E[b:{h}, m:{m}, w:{w}] = exp(Z[b, m, w] - M[b, m])
+T[b:{h}, m:{m}] = sum[w:{w}] E[b, m, w]
+P[b:{h}, m:{m}, w:{w}] = E[b, m, w] / T[b, m]
+Y[m:{m}, x:{width}] = sum[w:{w}] P[x // {n}, m, w] * V[x // {n}, w, x % {n}]
+output Y
+"""
+"""Attention whose heads are merged in the result, with transposed keys, as exporters write transformers."""
+
+
+def merged_heads(h: int, m: int, w: int, k: int, n: int) -> Program:
+    return parse(MERGED.format(h=h, m=m, w=w, k=k, n=n, width=h * n))
+
+
+@pytest.mark.parametrize("sizes", [(3, 7, 5, 4, 6), (2, 70, 149, 32, 16), (6, 33, 96, 16, 24)])
+def test_attention_with_merged_heads_is_one_kernel(sizes: tuple[int, int, int, int, int]) -> None:
+    start = merged_heads(*sizes)
+    derivation = fuse_vertically(start)
+    assert derivation is not None and [e.via for e in derivation.end.equations] == [EOperatorKind.ONE_PASS.instance]
+    assert {certify(step.before, step.after).kind for step in derivation.steps} == {"proved"}
+    scope = derivation.end.equations[0].scope
+    h, m, _, _, n = sizes
+    assert fits(scope).nest.scope.shape == (m, h, n) and scope.shape == (m, h * n)
+    agree(scope)
+    agree(scope, 2)
+    rng = np.random.default_rng(3)
+    arrays = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in tensors(scope)}
+    np.testing.assert_allclose(run(exported(scope), arrays), evaluate(scope, arrays, np.float64), atol=2e-6)
+
+
+@pytest.mark.parametrize(("w", "k"), [(96, 32), (149, 32), (197, 64), (33, 16), (130, 20)])
+def test_blocks_of_columns_end_with_the_row(w: int, k: int) -> None:
+    agree(derived(attention(2, 9, w, k, 16)))
+    agree(derived(attention(1, 70, w, k, 24, MASKED)))
+
+
 def test_scores_far_apart_and_rows_of_one() -> None:
     scope = derived(attention(1, 3, 260, 1, 2))
     arrays = {
@@ -250,6 +292,8 @@ def test_blocks_follow_the_caches() -> None:
     assert online_block(wide, Machine(l1=48 << 10)) == (64, 128) and online_block(wide, Machine(l1=1 << 20))[1] == 512
     narrow = fits(derived(attention(1, 3, 20, 4, 5)))
     assert online_block(narrow, Machine()) == (16, 32)
+    small = fits(derived(attention(2, 96, 96, 64, 64)))  # no block of 128 columns, a quarter of which is padding
+    assert online_block(small, Machine(l1=48 << 10)) == (64, 96)
 
 
 # Models

@@ -11,12 +11,12 @@ from einnet_explore.analysis.counts import compute_bound
 from einnet_explore.checker.record import check_record
 from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.certificate import certify
-from einnet_explore.ir import Program
+from einnet_explore.ir import EOperatorKind, Program
 from einnet_explore.rules import EXPRESSION_SPLITTING, SIBLING_MERGING
 from einnet_explore.session.session import Session
 from einnet_explore.strategies.candidate import Candidate, replay, steps_to_json
 from einnet_explore.strategies.engine import Search
-from einnet_explore.strategies.events import Found, Reached
+from einnet_explore.strategies.events import Found, Reached, Searched
 from einnet_explore.strategies.options import Options
 from einnet_explore.strategies.program_search import (
     MAX_CHOICES,
@@ -28,6 +28,7 @@ from einnet_explore.strategies.program_search import (
 )
 from einnet_explore.syntax import parse
 from tests.rules_kit import assert_equal
+from tests.test_online_softmax import attention
 
 SHALLOW = Options(max_depth=1)
 
@@ -114,6 +115,14 @@ def test_members_come_one_by_one() -> None:
 
     search = search_program(qkv(40, 24, 16), never, SHALLOW)
     assert all(isinstance(event, Reached) for event in islice(search.run(), 5))
+
+
+def test_members_with_nothing_to_search_are_candidates_first() -> None:
+    search = algorithm1(attention(2, 24, 32, 8, 8))
+    first = next(event for event in search.run() if isinstance(event, Found | Searched))
+    assert isinstance(first, Found)
+    (equation,) = first.state.program.equations
+    assert equation.via == EOperatorKind.ONE_PASS.instance
 
 
 def test_a_closure_is_bounded() -> None:

@@ -155,6 +155,37 @@ def box_tests(index: Iterable[Index], box: Box) -> tuple[Compare, ...] | None:
     return tuple(tests)
 
 
+def common_divisor(x: Iterator, body: Scalar) -> int:
+    """Return the least number by which *x* is divided, if it divides the others and the extent; else 1."""
+    divisors: set[int] = set()
+    for atom in (atom for index in read_indices(body) for atom in index.divisions if x in atom.numerator.iterators):
+        if atom.numerator.single == x:
+            divisors.add(atom.divisor)
+        elif not any(within.numerator.single == x for within in atom.numerator.divisions):
+            return 1
+    least = min(divisors, default=1)
+    exact = not x.lo and least < x.extent and not any(n % least for n in (x.extent, *divisors))
+    return least if exact else 1
+
+
+def split_traversal(scope: Scope, n: int, d: int) -> Scope:
+    """Substitute :math:`x = d u + v` for traversal *n* of *scope*: elements keep their order; padding is dropped."""
+    x = scope.traversals[n]
+    u = Iterator(fresh_name(x.name, {y.name for y in (*scope.traversals, *scope.summations)}), 0, x.extent // d)
+    v = Iterator(x.name, 0, d)
+    body = substitute(scope.body, {x: as_index(u) * d + v})
+    split = (*scope.traversals[:n], u, v, *scope.traversals[n + 1 :])
+    return replace(scope, traversals=split, body=body, padding=())
+
+
+def split_divided_traversals(scope: Scope) -> Scope:
+    """Split each traversal of *scope* that is divided, as where heads are merged: elements keep their order."""
+    for n, x in enumerate(scope.traversals):
+        if not scope.domain and (d := common_divisor(x, scope.body)) > 1:
+            return split_divided_traversals(split_traversal(scope, n, d))
+    return scope
+
+
 def replace_part(body: Scalar, number: int, new: Scalar) -> Scalar:
     """Return *body* with part *number* of ``walk_scalar`` replaced; sums and products stay flat."""
     if number == 0:

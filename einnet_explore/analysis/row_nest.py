@@ -20,7 +20,13 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TypeAlias
 
-from einnet_explore.analysis.indices import guard, iterators_of, rename_iterators, substitute
+from einnet_explore.analysis.indices import (
+    guard,
+    iterators_of,
+    rename_iterators,
+    split_divided_traversals,
+    substitute,
+)
 from einnet_explore.analysis.products import split_factors
 from einnet_explore.ir import (
     Access,
@@ -334,7 +340,11 @@ def match_row_nest(scope: Scope) -> RowNest | None:
 
 
 def match_dense_product(scope: Scope) -> RowNest | None:
-    """Match row values that see every column, times a matrix over the columns; None if there is no match."""
+    """Match row values that see every column, times a matrix over the columns; None if there is no match.
+
+    Traversals that are divided are split: the nest's scope then has another shape, and its elements the same order.
+    """
+    scope = split_divided_traversals(scope)
     if scope.domain or any(x.lo for x in scope.traversals) or not scope.summations or scope.reduce != "sum":
         return None
     for row in reversed(scope.traversals[:-1]):

@@ -26,7 +26,15 @@ from math import lcm, prod
 
 from einnet_explore.analysis.bilinear import select_entry
 from einnet_explore.analysis.flattening import flat_address, row_major_strides
-from einnet_explore.analysis.indices import compared_iterators, fresh_name, guard, read_indices, substitute
+from einnet_explore.analysis.indices import (
+    common_divisor,
+    compared_iterators,
+    fresh_name,
+    guard,
+    read_indices,
+    split_traversal,
+    substitute,
+)
 from einnet_explore.ir import (
     COMPARISONS,
     Access,
@@ -280,32 +288,15 @@ def split_traversals(scope: Scope, lanes: int = VECTOR_LANES) -> Scope:
     *lanes*, and where memory runs along its quotient.
     """
     for n, x in enumerate(scope.traversals):
-        d = _common_divisor(x, scope.body)
+        d = common_divisor(x, scope.body)
         if d > 1 and (x != scope.traversals[-1] or d >= lanes or _runs_along_quotient(x, d, scope.body)):
-            u = Iterator(fresh_name(x.name, {y.name for y in (*scope.traversals, *scope.summations)}), 0, x.extent // d)
-            v = Iterator(x.name, 0, d)
-            body = substitute(scope.body, {x: as_index(u) * d + v})
-            split = (*scope.traversals[:n], u, v, *scope.traversals[n + 1 :])
-            return split_traversals(replace(scope, traversals=split, body=body, padding=()), lanes)
+            return split_traversals(split_traversal(scope, n, d), lanes)
     return scope
 
 
 def _runs_along_quotient(x: Iterator, d: int, body: Scalar) -> bool:
     """True if a read is contiguous along `x // d`."""
     return any((Quotient(as_index(x), d), 1) in flat_address(a).terms for a in accesses(body))
-
-
-def _common_divisor(x: Iterator, body: Scalar) -> int:
-    """Return the least number by which *x* is divided, if it divides the others and the extent; else 1."""
-    divisors: set[int] = set()
-    for atom in (atom for index in read_indices(body) for atom in index.divisions if x in atom.numerator.iterators):
-        if atom.numerator.single == x:
-            divisors.add(atom.divisor)
-        elif not any(within.numerator.single == x for within in atom.numerator.divisions):
-            return 1
-    least = min(divisors, default=1)
-    exact = not x.lo and least < x.extent and not any(n % least for n in (x.extent, *divisors))
-    return least if exact else 1
 
 
 def _drop_unit_iterators(scope: Scope) -> Scope:

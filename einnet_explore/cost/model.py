@@ -30,6 +30,7 @@ from einnet_explore.ir import (
     FLOAT32,
     VIEW,
     Access,
+    EOperatorKind,
     Equation,
     Index,
     Iterator,
@@ -307,6 +308,8 @@ class CostModel:
         via, device = equation.via, self.device
         if is_typed(equation.scope):  # kernels in tiles and library calls are in float32
             return device.integers if match_integer_product(equation.scope) else device.generated
+        if via is not None and via.eoperator_kind is EOperatorKind.ONE_PASS:
+            return device.tiled  # both products are in registers
         tiled = device.tiled * row_utilisation(equation.scope, device.lanes)
         operator = next((o for o in self.operators if via is not None and via.operator in o.names), None)
         if via is None or via.is_eoperator or operator is None or operator.onnx is None:

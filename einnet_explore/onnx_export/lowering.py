@@ -252,7 +252,8 @@ def lower_scope(scope: Scope, places: Mapping[str, str], body: NodeBuilder) -> s
 
     match row_work(scope):
         case OnlineSoftmax() as weighted:
-            return banded.write_online_softmax(weighted, places, body, plain)
+            value = banded.write_online_softmax(weighted, places, body, plain)
+            return body.reshape(value, weighted.nest.scope.shape, scope.shape)
         case RowNest(banded=True) as rows:
             return banded.write_row_nest(rows, places, body, plain)
     return plain(scope, places)

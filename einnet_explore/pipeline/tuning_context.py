@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, TypeAlias
 
 import onnx
@@ -165,10 +165,14 @@ def compile_in_onnxruntime(program: Program, constants: Arrays, threads: int) ->
 
 @dataclass
 class Implementations:
-    """Cost model and compiler of this machine for *settings*; measured times are looked up, and kept, in *store*."""
+    """Cost model and compiler of this machine for *settings*; measured times are looked up, and kept, in *store*.
+
+    Programs are parts of a model with *weights* bytes of weights.
+    """
 
     settings: Settings
     store: ProfileStore
+    weights: int = 0
     ratios: dict[Hashable, float] = field(default_factory=dict)
     winners: dict[Hashable, list[list[MatchJson]]] = field(default_factory=dict)
     """See ``TuningContext``, as for *ratios*."""
@@ -185,7 +189,7 @@ class Implementations:
         most = max(device.memory_bandwidth, bandwidth)
         integers = VNNI_SPEEDUP if "avx512_vnni" in cpu_flags() else device.integers
         here = replace(device, memory_bandwidth=most, peak_flops=flops or device.peak_flops, integers=integers)
-        return CostModel(here, self.store.lookup(threads))
+        return CostModel(here, self.store.lookup(threads, self.weights))
 
     @property
     def compiler(self) -> ProgramCompiler:
@@ -193,12 +197,13 @@ class Implementations:
         threads = self.settings.threads
         if self.settings.runtime == "onnxruntime":
             return lambda program, constants: compile_in_onnxruntime(program, constants, threads)
-        return lambda program, constants: compile_measured(program, threads, constants, self.store).run
+        measured = partial(compile_measured, store=self.store, weights=self.weights)
+        return lambda program, constants: measured(program, threads, constants).run
 
     def compile_ahead(self, programs: Iterable[Program], constants: Arrays) -> None:
         """Compile the kernels of *programs* in parallel; ONNX Runtime alone has none."""
         if self.settings.runtime == "plan":
-            compile_ahead(programs, self.settings.threads, constants, self.store)
+            compile_ahead(programs, self.settings.threads, constants, self.store, weights=self.weights)
 
     def cost(self, program: Program) -> tuple[float, str]:
         """Estimate the seconds of *program*, and say how they were found."""

@@ -78,7 +78,7 @@ from einnet_explore.runtime.implementations import (
     tiled_contraction,
 )
 from einnet_explore.runtime.integer_products import integer_product
-from einnet_explore.runtime.measurement import stop_after, time_calls
+from einnet_explore.runtime.measurement import displacing_reads, stop_after, time_calls
 from einnet_explore.runtime.onnx_fragment import IR_VERSION, OPSET, FragmentWriter, bind_session, onnx_session
 from einnet_explore.runtime.profile_store import (
     C_ENGINE,
@@ -87,13 +87,14 @@ from einnet_explore.runtime.profile_store import (
     UNFUSED_PAIR,
     StoredTime,
     TimeStore,
+    equation_displacement,
     profile_key,
 )
 from einnet_explore.runtime.program import CompiledProgram, compile_program
 from einnet_explore.support.errors import BackendError, NoKernel
 from einnet_explore.support.limits import available_cores
 
-SAMPLING_STAGES = ((2, 2.5), (3, 1.4), (15, 1.0))
+SAMPLING_STAGES = ((3, 2.5), (3, 1.4), (15, 1.0))
 """Stages of measurement: the number of samples, and the ratio to the least time up to which an engine enters the next
 stage.  Without stages the slowest engines would take most of the time."""
 
@@ -124,25 +125,27 @@ MAX_RELATIVE_DIFFERENCE = 1e-5
 """The largest difference allowed between two engines' results, relative to the largest value."""
 
 
-def chooser(store: TimeStore) -> ImplementationChooser:
-    """``fastest_implementation`` by *store*, as ``compile_program`` takes it."""
-    return lambda bound, implementations: fastest_implementation(bound, implementations, store)
+def chooser(store: TimeStore, weights: int = 0) -> ImplementationChooser:
+    """``fastest_implementation`` by *store*, as ``compile_program`` takes it; *weights* are the bytes of a model."""
+    return lambda bound, implementations: fastest_implementation(bound, implementations, store, weights)
 
 
 def fastest_implementation(
-    bound: BoundEquation, implementations: Iterable[Implementation], store: TimeStore
+    bound: BoundEquation, implementations: Iterable[Implementation], store: TimeStore, weights: int = 0
 ) -> Implementation:
     """The fastest one of *implementations*, by the times in *store*; unknown times are measured now.
 
-    Arrays that are not constants are filled with numbers for that.  An implementation that its engine refuses
-    (BackendError), now or though its time is known, is passed over.  Our own C kernel comes last: it is timed where it
-    is alone, and compared where the best of the others leaves something to gain, again when another version writes such
-    kernels.  Where a short kernel by several threads is the best, the same by one thread is compared with it.  The
-    result is compiled.  Raises BackendError where no implementation is left.
+    Arrays that are not constants are filled with numbers for that.  Constants are where they are in a model with
+    *weights* bytes of weights: large ones are displaced from the caches before each call.
+
+    An implementation that its engine refuses (BackendError), now or though its time is known, is passed over.  Our own
+    C kernel comes last: it is timed where it is alone, and compared where the best of the others leaves something to
+    gain, again when another version writes such kernels.  Where a short kernel by several threads is the best, the same
+    by one thread is compared with it.  The result is compiled.  Raises BackendError where no implementation is left.
     """
     if bound.is_constant:  # it is run once: measurement would take longer
         return first_implementation(bound, implementations)
-    return _Choice(bound, store).take(implementations)
+    return _Choice(bound, store, weights).take(implementations)
 
 
 @dataclass(frozen=True)
@@ -157,8 +160,9 @@ class _Candidate:
 class _Choice:
     """The choice of an implementation of one equation: ``timed`` are candidates whose times are known."""
 
-    def __init__(self, bound: BoundEquation, store: TimeStore) -> None:
-        self.bound, self.store, self.key = bound, store, bound.profile_key
+    def __init__(self, bound: BoundEquation, store: TimeStore, weights: int) -> None:
+        self.bound, self.store, self.key = bound, store, bound.profile_key(weights)
+        self.displacing_bytes = equation_displacement(bound.equation, bound.constants, weights)
         self.timed: list[_Candidate] = []
         self.interpreter: Implementation | None = None
         self.refusals: list[str] = []
@@ -210,7 +214,8 @@ class _Choice:
 
     def _measure(self, untimed: list[tuple[_Candidate, Call]]) -> None:
         self._fill_inputs()
-        times = _times({candidate.implementation.engine: call for candidate, call in untimed}, self.bound.threads)
+        calls = {candidate.implementation.engine: call for candidate, call in untimed}
+        times = _times(calls, self.bound.threads, self._displacer())
         for candidate, _ in untimed:
             self._record(replace(candidate, seconds=times[candidate.implementation.engine]))
 
@@ -276,7 +281,12 @@ class _Choice:
 
     def _time_ratio(self, best: Implementation, other: Implementation) -> float:
         self._fill_inputs()
-        return _time_ratio(self.bound.bind(best), self.bound.bind(other), self.bound.out, self.bound.threads)
+        calls = self.bound.bind(best), self.bound.bind(other)
+        return _time_ratio(*calls, self.bound.out, self.bound.threads, self._displacer())
+
+    def _displacer(self) -> Call | None:
+        inputs = (array for name, array in self.bound.operands.items() if name not in self.bound.constants)
+        return displacing_reads(self.displacing_bytes, inputs)
 
     def _fill_inputs(self) -> None:
         """Fill arrays with numbers of an ordinary size: zeros are quicker, infinities slower."""
@@ -286,7 +296,7 @@ class _Choice:
                 array[...] = _random_array(given[name])
 
 
-def _time_ratio(best: Call, other: Call, out: Array, threads: int) -> float:
+def _time_ratio(best: Call, other: Call, out: Array, threads: int, displace: Call | None) -> float:
     """The time of *other* over that of *best*, both writing *out*; infinity if their results differ."""
     best()
     want = out.copy()
@@ -303,32 +313,34 @@ def _time_ratio(best: Call, other: Call, out: Array, threads: int) -> float:
             stacklevel=2,
         )
         return float("inf")
-    times = _times({"best": best, C_ENGINE: other}, threads)
+    times = _times({"best": best, C_ENGINE: other}, threads, displace)
     return times[C_ENGINE] / times["best"]
 
 
-def _times(calls: Mapping[str, Call], threads: int) -> dict[str, float]:
-    """Seconds of each call, without the overhead of calls from Python."""
+def _times(calls: Mapping[str, Call], threads: int, displace: Call | None) -> dict[str, float]:
+    """Seconds of each call, each after *displace*, without the overhead of calls from Python."""
     # With threads everything is measured in a session.
     return {
         engine: max(seconds - (session_overhead() if engine == "onnxruntime" or threads > 1 else 0), seconds / 8)
-        for engine, seconds in time_implementations(calls, threads).items()
+        for engine, seconds in time_implementations(calls, threads, displace).items()
     }
 
 
-def time_implementations(calls: Mapping[str, Call], threads: int) -> dict[str, float]:
+def time_implementations(calls: Mapping[str, Call], threads: int, displace: Call | None = None) -> dict[str, float]:
     """Seconds of each call on *threads* threads: the least of many short samples, taken in turn.
 
     Other work on the machine only adds time, and a choice is stored: only undisturbed samples count.  A call that is
-    slower in a few samples is not sampled again.
+    slower in a few samples is not sampled again.  With *displace*, which is called before each call and takes longer
+    than most, a sample is one call.
     """
     least: dict[str, float] = {}
+    sample_seconds = 0.0 if displace else measurement.SAMPLE_SECONDS
     near = dict(calls)
     for samples, within in SAMPLING_STAGES:
         most = max(MIN_SAMPLES, int(MAX_STAGE_SECONDS / sum(least[engine] for engine in near))) if least else samples
         rounds = min(samples, most)
         times = measurement.time_calls(
-            near, rounds, rounds * measurement.SAMPLE_SECONDS, measurement.settle_seconds(threads), least
+            near, rounds, rounds * sample_seconds, measurement.settle_seconds(threads), least, displace=displace
         )
         least |= {engine: min(*timing.samples, least.get(engine, inf)) for engine, timing in times.items()}
         near = {engine: call for engine, call in near.items() if least[engine] <= within * min(least.values())}
@@ -386,37 +398,46 @@ class ProfileStore(TimeStore):
         threads: int = 1,
         operators: Sequence[Operator] = OPERATORS,
         min_seconds: float = 0.02,
+        weights: int = 0,
     ) -> StoredTime:
         """The time of *what* by its best engines on this device; measured now if it is not stored.
 
-        Raises BackendError where it cannot be compiled.
+        An equation is one of a model with *weights* bytes of weights.  Raises BackendError where it cannot be compiled.
         """
-        key = profile_key(what, threads)
+        key = profile_key(what, threads, weights=weights)
         if (known := self.get(key)) is not None:
             return known
-        seconds = _measure(what, threads, operators, min_seconds, self)
+        seconds = _measure(what, threads, operators, min_seconds, self, weights)
         self.record(key, seconds, "measured")
         return StoredTime(seconds, "measured")
 
 
 def _measure(
-    what: Equation | Program, threads: int, operators: Sequence[Operator], min_seconds: float, store: TimeStore
+    what: Equation | Program,
+    threads: int,
+    operators: Sequence[Operator],
+    min_seconds: float,
+    store: TimeStore,
+    weights: int,
 ) -> float:
+    displaced = 0
     match what:
         case Equation(name, scope):
             inputs = {t.name: t for t in tensors(scope)}
             whole = Program(tuple(inputs.values()), (what,), (name,))
+            displaced = equation_displacement(what, (), weights)
             constants = {t.name: _random_array(t) for t in whole.inputs if t.weight}
         case Program():
             whole = what
             constants = {t.name: _random_array(t) for t in what.inputs if t.weight}
-    compiled = compile_program(whole, threads, constants=constants, operators=operators, choose=chooser(store))
+    compiled = compile_program(whole, threads, constants=constants, operators=operators, choose=chooser(store, weights))
     given = {t.name: t for t in whole.inputs}
     for name, array in compiled.inputs.items():
         array[...] = _random_array(given[name])
     if not compiled.calls:
         return 1e-9  # views and constants only: nothing is done when it runs
-    times = time_calls({"it": compiled.execute}, rounds=9, min_seconds=min_seconds, enough=stop_after(3, 0.1))["it"]
+    displace, enough = displacing_reads(displaced, compiled.inputs.values()), stop_after(3, 0.1)
+    times = time_calls({"it": compiled.execute}, 9, min_seconds, enough=enough, displace=displace)["it"]
     return min(times.samples)  # what else runs on the machine only ever adds time
 
 
@@ -451,15 +472,19 @@ def fuse_epilogues(
     threads: int,
     store: TimeStore,
     operators: Sequence[Operator] = OPERATORS,
+    weights: int = 0,
 ) -> Program:
-    """*program* with each of its ``epilogue_pairs`` fused if that is faster; *store* keeps the times."""
+    """*program* with each of its ``epilogue_pairs`` fused if that is faster; *store* keeps the times.
+
+    It is a part of a model with *weights* bytes of weights.
+    """
     known = _constant_names(program, constants)
     for pair in epilogue_pairs(program):
-        if pair.first.name in known or not _is_fusion_faster(pair, known, threads, store, operators):
+        if pair.first.name in known or not _is_fusion_faster(pair, known, threads, store, operators, weights):
             continue
         gone = (pair.first, *pair.views)
         rest = tuple(pair.both if e == pair.second else e for e in program.equations if e not in gone)
-        return fuse_epilogues(replace(program, equations=rest), constants, threads, store, operators)
+        return fuse_epilogues(replace(program, equations=rest), constants, threads, store, operators, weights)
     return program
 
 
@@ -548,13 +573,18 @@ def _constant_names(program: Program, constants: Collection[str]) -> set[str]:
 
 
 def _is_fusion_faster(
-    pair: EpiloguePair, constant: Collection[str], threads: int, store: TimeStore, operators: Sequence[Operator]
+    pair: EpiloguePair,
+    constant: Collection[str],
+    threads: int,
+    store: TimeStore,
+    operators: Sequence[Operator],
+    weights: int,
 ) -> bool:
-    key, fused = profile_key(pair.both, threads, constant), _fused_engine(pair)
+    key, fused = profile_key(pair.both, threads, constant, weights=weights), _fused_engine(pair)
     stored = [store.get(replace(key, engine=engine)) for engine in (fused, UNFUSED_PAIR)]
     if any(known is None for known in stored):
         try:
-            times = _pair_times(pair, constant, threads, store, operators)
+            times = _pair_times(pair, constant, threads, store, operators, weights)
         except (BackendError, MemoryError):
             return False
         for engine, seconds in times.items():
@@ -565,7 +595,12 @@ def _is_fusion_faster(
 
 
 def _pair_times(
-    pair: EpiloguePair, constant: Collection[str], threads: int, store: TimeStore, operators: Sequence[Operator]
+    pair: EpiloguePair,
+    constant: Collection[str],
+    threads: int,
+    store: TimeStore,
+    operators: Sequence[Operator],
+    weights: int,
 ) -> dict[str, float]:
     """Seconds of the fused kernel, and of both equations with the best engine each."""
     fused = _fused_engine(pair)
@@ -581,10 +616,10 @@ def _pair_times(
     calls: list[Callable[[], object]] = []
     seconds: list[float] = []
     for bound in (first, second):
-        implementation = fastest_implementation(bound, implementations_of(bound), store)
+        implementation = fastest_implementation(bound, implementations_of(bound), store, weights)
         calls.append(bound.bind(implementation))
-        seconds.append(_known_seconds(store, bound.equation, threads, constant, implementation.engine))
-    fused_seconds = _known_seconds(store, pair.first, threads, constant, fused)
+        seconds.append(_known_seconds(store, bound, weights, implementation.engine))
+    fused_seconds = _known_seconds(store, first, weights, fused)
     if all(seconds) and fused_seconds > sum(seconds):  # slower even without the epilogue: not compiled
         return {fused: fused_seconds, UNFUSED_PAIR: sum(seconds)}
     both = replace(second, equation=pair.both)
@@ -596,7 +631,9 @@ def _pair_times(
         for call in calls:
             call()
 
-    times = time_implementations({fused: both.bind(made), UNFUSED_PAIR: run_unfused}, threads)
+    inputs = (arrays[t.name] for t in tensors(pair.both.scope) if t.name not in constant)
+    displace = displacing_reads(equation_displacement(pair.both, constant, weights), inputs)
+    times = time_implementations({fused: both.bind(made), UNFUSED_PAIR: run_unfused}, threads, displace)
     if threads > 1:  # two sessions where a plan has one
         times[UNFUSED_PAIR] = max(times[UNFUSED_PAIR] - session_overhead(), times[UNFUSED_PAIR] / 8)
     return times
@@ -607,9 +644,9 @@ def _fused_engine(pair: EpiloguePair) -> str:
     return INTEGER_ENGINE if is_typed(pair.first.scope) else TiledCall.engine
 
 
-def _known_seconds(store: TimeStore, e: Equation, threads: int, constant: Collection[str], engine: str) -> float:
-    """Return the stored time of *e* by *engine*; 0 where there is none."""
-    known = store.get(replace(profile_key(e, threads, constant), engine=engine))
+def _known_seconds(store: TimeStore, bound: BoundEquation, weights: int, engine: str) -> float:
+    """Return the stored time of *bound* by *engine*; 0 where there is none."""
+    known = store.get(replace(bound.profile_key(weights), engine=engine))
     return known.seconds if known is not None else 0.0
 
 
@@ -619,10 +656,14 @@ def compile_measured(
     constants: Mapping[str, npt.ArrayLike],
     store: TimeStore,
     operators: Sequence[Operator] = OPERATORS,
+    weights: int = 0,
 ) -> CompiledProgram:
-    """*program* with the engines and the fused epilogues that are fastest by measurement."""
-    joined = fuse_epilogues(with_wide_values(program), constants, threads, store, operators)
-    return compile_program(joined, threads, constants=constants, operators=operators, choose=chooser(store))
+    """*program* with the engines and the fused epilogues that are fastest by measurement.
+
+    It is a part of a model with *weights* bytes of weights, which displace one another from the caches.
+    """
+    joined = fuse_epilogues(with_wide_values(program), constants, threads, store, operators, weights)
+    return compile_program(joined, threads, constants, operators, chooser(store, weights))
 
 
 def compile_ahead(
@@ -631,6 +672,7 @@ def compile_ahead(
     constants: Mapping[str, npt.ArrayLike],
     store: TimeStore,
     operators: Sequence[Operator] = OPERATORS,
+    weights: int = 0,
 ) -> int:
     """Compile the kernels that ``compile_measured`` of *programs* times first, one on each core; return their number.
 
@@ -644,7 +686,7 @@ def compile_ahead(
 
     def note(bound: BoundEquation, implementations: Iterable[Implementation]) -> Implementation:
         taken = islice(implementations, 1) if bound.is_constant else implementations
-        found.update((kernel.key, kernel) for kernel in _untimed_kernels(bound, taken, store))
+        found.update((kernel.key, kernel) for kernel in _untimed_kernels(bound, taken, store, weights))
         return _Uncompiled(tuple(bound.operands))
 
     for program in programs:
@@ -671,11 +713,12 @@ class _Uncompiled:
 
 
 def _untimed_kernels(
-    bound: BoundEquation, implementations: Iterable[Implementation], store: TimeStore
+    bound: BoundEquation, implementations: Iterable[Implementation], store: TimeStore, weights: int
 ) -> Iterable[KernelCall | NativeCall | TiledCall]:
     """Yield the kernels among *implementations* that ``fastest_implementation`` compiles in any case, to time them."""
+    key = bound.profile_key(weights)
     for place, implementation in enumerate(implementations):
-        untimed = store.get(replace(bound.profile_key, engine=implementation.engine)) is None
+        untimed = store.get(replace(key, engine=implementation.engine)) is None
         match implementation:
             case KernelCall() | TiledCall() if untimed:
                 yield implementation

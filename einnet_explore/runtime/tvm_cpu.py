@@ -243,7 +243,14 @@ class TvmSource:
             sizes = {t.name: (prod(t.shape),) for t in tensors(self.scope)}
             return (*(sizes[name] for name in self.inputs), (prod(self.scope.shape),))
         shapes = {t.name: t.shape for t in (*tensors(self.scope), *tensors(self.prepared))}
-        return (*(shapes[name] for name in self.inputs), self.prepared.shape)
+        return (*(shapes[name] for name in self.inputs), self._result_shape)
+
+    @property
+    def _result_shape(self) -> tuple[int, ...]:
+        match self.kind:
+            case OnlineSoftmax(nest=nest):
+                return nest.scope.shape
+        return self.prepared.shape
 
     @cached_property
     def function(self) -> TvmObject:

@@ -160,8 +160,8 @@ class ProgramSearch(StateTable):
     def run(self) -> Iterable[SearchEvent]:
         """Yield members of Q: the closure of the program, then round by round what searching and merging make of it.
 
-        Members that multiply bytes are searched first, and of others those with the fewest products: then fewer
-        results of the rest are post-optimised.
+        Members that multiply bytes are searched first, then those of which nothing is left to search, such as vertical
+        fusions, and of others those with the fewest products: then fewer results of the rest are post-optimised.
         """
         members = list[State]()
         for event in self._closure():
@@ -169,7 +169,7 @@ class ProgramSearch(StateTable):
             yield event
         if self.options.starts and all(start.steps for start in self.options.starts):
             del members[0]  # the program is none of the starts
-        members.sort(key=lambda member: (not _has_products_of_bytes(member), products_at_run_time(member.program)))
+        members.sort(key=self._order)
         states = FIRST_STATES
         while True:
             states = states if self.most is None else min(states, self.most)
@@ -181,6 +181,10 @@ class ProgramSearch(StateTable):
             states *= GROWTH
         self.complete = all(each.search.complete for each in self._searches.values())
         self.ended = not self.complete and all(each.ended for each in self._searches.values())
+
+    def _order(self, member: State) -> tuple[bool, bool, int]:
+        is_open = bool(self._worthwhile(member.program))
+        return not _has_products_of_bytes(member), is_open, products_at_run_time(member.program)
 
     def _closure(self) -> Iterable[Reached]:
         """The members that follow the program, or the ends of the *starts*."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TypeAlias
 
+from einnet_explore.analysis.indices import box_tests, substitute
 from einnet_explore.analysis.row_nest import (
     BandNode,
     ColumnNode,
@@ -25,6 +26,7 @@ from einnet_explore.analysis.row_nest import (
     node_name,
     read_nodes,
 )
+from einnet_explore.codegen.language.dialects import transpose_rows
 from einnet_explore.codegen.language.lowering import mixed_radix_split
 from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.codegen.tvm import TvmObject
@@ -40,10 +42,22 @@ from einnet_explore.codegen.tvm.emission import (
     tvm_constant,
     tvm_expression,
     tvm_function,
+    tvm_index,
     tvm_join,
     vector_tile,
 )
-from einnet_explore.ir import REDUCTIONS, Const, Iterator, Scalar, Scope, Table, Tensor
+from einnet_explore.ir import (
+    REDUCTIONS,
+    Access,
+    Const,
+    Iterator,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+    accesses,
+    as_index,
+)
 from einnet_explore.support.lazy_modules import LazyModule
 
 tirx, T = LazyModule("tvm.tirx"), LazyModule("tvm.tirx.script.builder.ir")
@@ -117,23 +131,100 @@ class RowKernel:
 
         return tvm_expression(body, env, node_reader)
 
-    def pack_band(self, band: BandNode, tiles: range, env: Environment | None = None) -> TvmObject:
+    def pack_band(
+        self, band: BandNode, tiles: range, env: Environment | None = None, end: int | None = None
+    ) -> TvmObject:
         """Pack the right operand of *band* over *tiles* of columns: inside each the summation, then the columns.
 
-        The buffer has a part for every element of the batch, or only that of *env*.
+        The buffer has a part for every element of the batch, or only that of *env*.  Columns from *end* on are read by
+        nobody.
         """
         depth, width = band_depth(band), self.tile.width
         batches = self.batches if env is None else 1
         buffer = T.alloc_buffer((batches * len(tiles) * depth * width,))
         with (self.loop if env is None else T.serial)(batches * len(tiles)) as at:
             here = self.over_batch(at // len(tiles)) if env is None else env
+            first = T.bind((at % len(tiles) + tiles.start) * width)
+            if end is not None and self._pack_in_vectors(band, here, first, end, buffer, at * depth * width):
+                return buffer
             with T.serial(width) as x:
-                u = T.bind((at % len(tiles) + tiles.start) * width + x)
+                u = T.bind(first + x)
                 with T.serial(depth) as k:
                     point = {**here, **mixed_radix_split(band.sums, k)}
                     value = self._at_column(band.right, point, u, tiles.stop * width)
                     T.buffer_store(buffer, value, [(at * depth + k) * width + x])
         return buffer
+
+    def _pack_in_vectors(
+        self, band: BandNode, env: Environment, first: TvmObject, end: int, buffer: TvmObject, start: TvmObject
+    ) -> bool:
+        """Pack the tile of columns from *first* on to *start* if memory runs along the columns, or along the sum."""
+        body, column = self._before(band.right, end), replace(self.nest.column, hi=min(end, self.nest.column.hi))
+        if len(band.sums) != 1 or column.extent != end:
+            return False
+        (k,), lanes, width = band.sums, self.lanes, self.tile.width
+        if self._is_along_memory(body, column):
+            with T.serial(k.extent) as depth, T.serial(width // lanes) as part:
+                begin, to = T.bind(first + part * lanes), start + depth * width + part * lanes
+
+                def store(x: TvmObject) -> None:
+                    T.buffer_store(buffer, self.scalar(body, {**env, k: depth, column: begin + x}), [to + x])
+
+                with T.If(begin + lanes <= end):
+                    with T.Then(), T.vectorized(lanes) as lane:
+                        store(lane)
+                    with T.Else(), T.serial(tirx.max(end - begin, 0)) as x:
+                        store(x)
+            return True
+        if not isinstance(body, Access) or k.extent % lanes or not self._is_along_memory(body, k):
+            return False
+        self._transpose_columns(body, k, {**env}, (column, first), (buffer, start))
+        return True
+
+    def _is_along_memory(self, body: Scalar, x: Iterator) -> bool:
+        """Whether *body* reads neighbours for neighbours of *x*, without tests."""
+        for access in accesses(body):
+            if not isinstance(access.source, Tensor) or box_tests(access.index, access.source.box) != ():
+                return False
+            *others, last = access.index or (as_index(0),)
+            rest = last - x if last.coefficient(x) == 1 else last
+            if any(x in i.iterators for i in (*others, rest)):
+                return False
+        return any(x in i.iterators for a in accesses(body) for i in a.index)
+
+    def _store_along(self, x: Iterator, body: Scalar, store: Callable[[TvmObject], None]) -> None:
+        """Run ``store(i)`` for every i of *x*, in vectors if *body* is along memory."""
+        if x.extent % self.lanes == 0 and self._is_along_memory(body, x):
+            with T.serial(x.extent // self.lanes) as chunk, T.vectorized(self.lanes) as lane:
+                store(chunk * self.lanes + lane)
+            return
+        with T.serial(x.extent) as at:
+            store(at)
+
+    def _transpose_columns(
+        self,
+        read: Access,
+        k: Iterator,
+        env: dict[Iterator, TvmObject],
+        columns: tuple[Iterator, TvmObject],
+        to: tuple[TvmObject, TvmObject],
+    ) -> None:
+        """Write a tile of *columns* (all, and the first one of the tile) of *read* in vectors of the sum *k*."""
+        (column, first), (buffer, start), lanes, width = columns, to, self.lanes, self.tile.width
+        assert isinstance(read.source, Tensor)
+        memory, origin = self.places[read.source.name], read.source.box
+        with T.serial(width // lanes) as part, T.serial(k.extent // lanes) as chunk:
+            begin = T.bind(first + part * lanes)
+            rows = []
+            for n in range(lanes):
+                point = {**env, k: chunk * lanes, column: tirx.min(begin + n, column.extent - 1)}
+                at = [tvm_index(i - lo, point) for i, (lo, _) in zip(read.index, origin, strict=True)]
+                rows.append(T.bind(memory.vload(at, f"float32x{lanes}")))
+            turned = transpose_rows(
+                rows, lambda a, b, order: T.bind(tirx.Shuffle([a, b], [tirx.const(n, "int32") for n in order]))
+            )
+            for n, row in enumerate(turned):
+                store_vector(buffer, row, start + (chunk * lanes + n) * width + part * lanes, lanes)
 
     def pack_columns(
         self, body: Scalar, columns: range, env: Environment | None = None, n: Iterator | None = None, width: int = 1
@@ -150,8 +241,11 @@ class RowKernel:
             if n is None:
                 T.buffer_store(buffer, self._at_column(body, here, u, columns.stop), [start])
                 return buffer
-            with T.serial(n.extent) as x:
+
+            def store(x: TvmObject) -> None:
                 T.buffer_store(buffer, self._at_column(body, {**here, n: x}, u, columns.stop), [start + x])
+
+            self._store_along(n, self._before(body, columns.stop), store)
             if width > n.extent:
                 with T.serial(width - n.extent) as x:
                     T.buffer_store(buffer, tvm_constant(0), [start + n.extent + x])
@@ -160,8 +254,15 @@ class RowKernel:
     def _at_column(self, body: Scalar, env: Environment, u: TvmObject, end: int) -> TvmObject:
         """Return *body* at column *u* before *end*; 0 after the last column."""
         column = self.nest.column
+        if end < column.extent:
+            body, column = self._before(body, end), replace(column, hi=end)
         value = self.scalar(body, {**env, column: u})
         return value if end <= column.extent else tirx.if_then_else(u < column.extent, value, tvm_constant(0))
+
+    def _before(self, body: Scalar, end: int) -> Scalar:
+        """Return *body* over the columns before *end* only, where fewer tests are needed."""
+        column = self.nest.column
+        return substitute(body, {column: replace(column, hi=min(end, column.hi))})
 
     def pack_left(self, band: BandNode, env: Environment, first: TvmObject) -> TvmObject:
         """Pack the left operand for a block's rows; those beyond the last row repeat it, and are discarded."""
@@ -169,24 +270,39 @@ class RowKernel:
         buffer = T.alloc_buffer((self.rows * depth,))
         with T.serial(self.rows) as r:
             row = T.bind(tirx.min(first + r, x.extent - 1))
-            with T.serial(depth) as k:
+
+            def store(k: TvmObject) -> None:
                 value = self.scalar(band.left, {**env, x: row, **mixed_radix_split(band.sums, k)})
                 T.buffer_store(buffer, value, [r * depth + k])
+
+            self._store_along(band.sums[0] if len(band.sums) == 1 else Iterator("@sums", 0, depth), band.left, store)
         return buffer
 
     def multiply_band(
-        self, left: TvmObject, right: TvmObject, base: TvmObject, depth: int, out: TvmObject, span: int, t: TvmObject
+        self,
+        left: TvmObject,
+        right: TvmObject,
+        base: TvmObject,
+        depth: int,
+        out: TvmObject,
+        span: int,
+        t: TvmObject,
+        rows: TvmObject,
+        vectors: int = 2,
     ) -> None:
-        """Multiply a block's rows by a tile of columns, packed from *base* on, into tile *t* of rows of *span*."""
-        tile = self.tile
-        with T.serial(self.rows // tile.rows) as rt:
+        """Multiply *rows* of a block by a tile of columns, packed from *base* on, into tile *t* of rows of *span*.
+
+        Only the first *vectors* of each row of the tile are computed.
+        """
+        tile, width = replace(self.tile, vectors=vectors), self.tile.width
+        with T.serial((rows + tile.rows - 1) // tile.rows) as rt:
             sums = multiply_tile(
                 tile,
                 count_steps(depth),
                 lambda row, k: left[(rt * tile.rows + row) * depth + k],
-                lambda k, x: load_vector(right, base + k * tile.width + x, tile.lanes),
+                lambda k, x: load_vector(right, base + k * width + x, tile.lanes),
             )
-            store_tile(tile, sums, out, lambda row, x: (rt * tile.rows + row) * span + t * tile.width + x)
+            store_tile(tile, sums, out, lambda row, x: (rt * tile.rows + row) * span + t * width + x)
 
 
 def band_depth(band: BandNode) -> int:
@@ -433,7 +549,7 @@ class _RowBlock:
         with T.serial(tiles) as t, T.If(tirx.all(lowest + t >= inside.start, lowest + t < inside.stop)):
             with T.Then():
                 base = (self.batch * len(inside) + lowest + t - inside.start) * (depth * tile.width)
-                kernel.multiply_band(left, right, T.bind(base), depth, out, span, t)
+                kernel.multiply_band(left, right, T.bind(base), depth, out, span, t, kernel.rows)
             with T.Else(), T.serial(kernel.rows) as row:
                 fill_buffer(out, 0.0, tile.width, tile.lanes, row * span + t * tile.width)
         offset = self.first - lowest * tile.width

@@ -43,7 +43,10 @@ MAX_BLOCK_COLUMNS = 512
 
 
 def online_block(online: OnlineSoftmax, machine: Machine) -> tuple[int, int]:
-    """Return (rows, columns) of a block: values fit the first-level cache, scores the second-level one."""
+    """Return (rows, columns) of a block: values fit the first-level cache, scores the second-level one.
+
+    If every row sees every column, blocks have as equal numbers of columns as whole tiles allow.
+    """
     nest = online.nest
     assert nest.product is not None
     out = vector_tile(nest.product.n.extent, machine.lanes)
@@ -55,6 +58,8 @@ def online_block(online: OnlineSoftmax, machine: Machine) -> tuple[int, int]:
     width = -(-nest.product.n.extent // out.width) * out.width
     while columns > score.width and (4 * columns * width > machine.l1 * 3 // 4 or columns >= 2 * seen):
         columns //= 2
+    if nest.dense:
+        columns = -(-seen // (-(-seen // columns) * score.width)) * score.width
     return rows, columns
 
 
@@ -95,7 +100,8 @@ class _OnlineKernel(RowKernel):
     def write(self) -> None:
         """For each element of the batch, pack the operands, then write every block of rows."""
         nest, every = self.nest, range(self.blocks * self.columns)
-        tiles, groups = range(len(every) // self.tile.width), -(-nest.row.extent // self.rows)
+        groups, end = -(-nest.row.extent // self.rows), nest.along.extent if nest.dense else len(every)
+        tiles = range(-(-end // self.tile.width))
         inside = self.threads > 1 and groups >= 4 * self.threads
         with T.serial(self.batches) if inside else self.loop(self.batches) as batch:
             env = self.over_batch(batch)
@@ -103,10 +109,10 @@ class _OnlineKernel(RowKernel):
             for n, node in enumerate(nest.nodes):
                 match node:
                     case BandNode():
-                        packed[n] = self.pack_band(node, tiles, env)
+                        packed[n] = self.pack_band(node, tiles, env, end)
                     case ColumnNode(right):
                         columns[n] = self.pack_columns(right, every, env)
-            values = self.pack_columns(self.product.right, every, env, self.product.n, self.width)
+            values = self.pack_columns(self.product.right, range(end), env, self.product.n, self.width)
             with self.loop(groups) if inside else T.serial(groups) as group:
                 _OnlineBlock(self, env, packed, columns, values, T.bind(group * self.rows)).write()
 
@@ -141,7 +147,9 @@ class _OnlineBlock:
     def write(self) -> None:
         """Initialise the triples, update them by every block of columns, store the scaled sums."""
         kernel, nest = self.kernel, self.kernel.nest
-        lanes = kernel.lanes
+        lanes, extent = kernel.lanes, nest.row.extent
+        whole = extent % kernel.rows == 0
+        self.rows: TvmObject = kernel.rows if whole else T.bind(tirx.min(extent - self.first, kernel.rows))
         bands = {n: band for n, band in enumerate(nest.nodes) if isinstance(band, BandNode)}
         self.left = {n: kernel.pack_left(band, self.env, self.first) for n, band in bands.items()}
         self.scores = {n: T.alloc_buffer((kernel.rows * kernel.columns,)) for n in self.left}
@@ -166,53 +174,77 @@ class _OnlineBlock:
 
     def _update(self, begin: TvmObject) -> None:
         """Update the triples by the columns from *begin* on."""
-        kernel, lanes = self.kernel, self.kernel.lanes
-        for n, node in enumerate(kernel.nest.nodes):
+        kernel, nest, lanes = self.kernel, self.kernel.nest, self.kernel.lanes
+        count: TvmObject = kernel.columns
+        if nest.dense and nest.along.extent % kernel.columns:
+            count = min(kernel.columns, nest.along.extent)
+            if kernel.blocks > 1:
+                count = T.bind(tirx.min(nest.along.extent - begin, kernel.columns))
+        for n, node in enumerate(nest.nodes):
             if isinstance(node, BandNode):
-                self._scores(n, band_depth(node), begin)
+                self._scores(n, band_depth(node), begin, count)
         largest = T.alloc_buffer((max(kernel.rows, lanes),))
-        with T.serial(kernel.rows) as r:
-            self._largest(largest, r, begin)
+        with T.serial(self.rows) as r:
+            self._largest(largest, r, begin, count)
         with T.serial(kernel.rows // lanes) as c, T.vectorized(lanes) as x:
             r = c * lanes + x
             T.buffer_store(self.again, emission.tvm_operator("exp", (self.most[r] - largest[r],)), [r])
         with T.serial(kernel.rows // lanes) as c:
             store_vector(self.most, load_vector(largest, c * lanes, lanes), c * lanes, lanes)
-        with T.serial(kernel.rows) as r:
-            self._powers(r)
-        self._add_weighted_values(begin)
+        with T.serial(self.rows) as r:
+            self._powers(r, count)
+        self._add_weighted_values(begin, count)
 
-    def _scores(self, n: int, depth: int, begin: TvmObject) -> None:
+    def _scores(self, n: int, depth: int, begin: TvmObject, count: TvmObject) -> None:
         kernel, width = self.kernel, self.kernel.tile.width
-        with T.serial(kernel.columns // width) as t:
-            base = T.bind((begin // width + t) * (depth * width))
-            kernel.multiply_band(self.left[n], self.packed[n], base, depth, self.scores[n], kernel.columns, t)
+        whole = count // width
+        # The rest of the last block is half a tile or less, or a tile.
+        rest = kernel.nest.along.extent % width if kernel.nest.dense else 0
+        for tiles, start, columns in ((whole, 0, width), ((count + width - 1) // width - whole, whole, rest)):
+            if columns:
+                with T.serial(tiles) as at:
+                    t = T.bind(at + start)
+                    base = T.bind((begin // width + t) * (depth * width))
+                    out = self.scores[n], kernel.columns, t
+                    vectors = -(-columns // kernel.lanes)
+                    kernel.multiply_band(self.left[n], self.packed[n], base, depth, *out, self.rows, vectors)
 
-    def _largest(self, largest: TvmObject, r: TvmObject, begin: TvmObject) -> None:
-        """Store the scores of row *r* and the maximum of these and all before."""
+    def _largest(self, largest: TvmObject, r: TvmObject, begin: TvmObject, count: TvmObject) -> None:
+        """Store *count* scores of row *r* and the maximum of these and all before."""
         kernel, nest, lanes = self.kernel, self.kernel.nest, self.kernel.lanes
         row = T.bind(tirx.min(self.first + r, nest.row.extent - 1))
         start = T.bind(r * kernel.columns)
         most = T.alloc_buffer((lanes,))
         store_vector(most, tirx.Broadcast(tirx.const(LOWEST_SCORE, "float32"), lanes), 0, lanes)
         line = _ScoredRow(row, start, begin, begin if nest.dense else T.bind(begin - row), most)
-        with T.serial(kernel.columns // lanes) as c:
-            if nest.dense and nest.along.extent % kernel.columns == 0:
+        if nest.dense:
+            with T.serial(count // lanes) as c:
                 self._store_scores(line, c, edge=False)
-            elif nest.along not in _read_iterators(kernel.online.score):  # then nothing is read beyond the row
-                self._store_scores(line, c, edge=True)
-            else:
-                place = line.offset + c * lanes
-                with T.If(tirx.all(place >= 0, place + lanes <= nest.along.extent)):
-                    with T.Then():
-                        self._store_scores(line, c, edge=False)
-                    with T.Else(), T.If(tirx.all(place + lanes > 0, place < nest.along.extent)):
-                        with T.Then():
-                            self._store_scores(line, c, edge=True)
-                        with T.Else():
-                            store_vector(self.powers, tirx.Broadcast(_no_score(), lanes), start + c * lanes, lanes)
+            if nest.along.extent % lanes:  # the last vector of the last block
+                with T.serial((count + lanes - 1) // lanes - count // lanes):
+                    self._store_scores(line, count // lanes, edge=True)
+        else:
+            with T.serial(kernel.columns // lanes) as c:
+                self._store_band_scores(line, c)
         found = fold_vector(most, lanes, "max")
         T.buffer_store(largest, tirx.max(self.most[r], found), [r])
+
+    def _store_band_scores(self, line: _ScoredRow, c: TvmObject) -> None:
+        """Store the scores of vector *c* of *line*, −∞ for columns outside the row's band."""
+        nest, lanes = self.kernel.nest, self.kernel.lanes
+        if nest.along not in _read_iterators(self.kernel.online.score):  # then nothing is read beyond the row
+            self._store_scores(line, c, edge=True)
+            return
+        place = line.offset + c * lanes
+        with T.If(tirx.all(place >= 0, place + lanes <= nest.along.extent)):
+            with T.Then():
+                self._store_scores(line, c, edge=False)
+            with T.Else(), T.If(tirx.all(place + lanes > 0, place < nest.along.extent)):
+                with T.Then():
+                    self._store_scores(line, c, edge=True)
+                with T.Else():
+                    outside = tirx.Broadcast(_no_score(), lanes)
+                    store_vector(self.powers, outside, line.start + c * lanes, lanes)
 
     def _store_scores(self, line: _ScoredRow, c: TvmObject, edge: bool) -> None:
         """Store the scores of vector *c* of *line*; at an *edge*, −∞ for columns outside the row."""
@@ -235,13 +267,13 @@ class _OnlineBlock:
         readers |= {node_name(n): _element_reader(b, line.begin + at) for n, b in self.columns.items()}
         return kernel.scalar(kernel.online.score, {**self.env, nest.row: line.row, nest.along: inside}, readers)
 
-    def _powers(self, r: TvmObject) -> None:
-        """Store the exponentials of row *r* and add them to their sum."""
+    def _powers(self, r: TvmObject, count: TvmObject) -> None:
+        """Store the *count* exponentials of row *r* and add them to their sum."""
         kernel, lanes = self.kernel, self.kernel.lanes
         start = T.bind(r * kernel.columns)
         sums = T.alloc_buffer((lanes,))
         store_vector(sums, tirx.Broadcast(tirx.const(0.0, "float32"), lanes), 0, lanes)
-        with T.serial(kernel.columns // lanes) as c, T.vectorized(lanes) as x:
+        with T.serial((count + lanes - 1) // lanes) as c, T.vectorized(lanes) as x:
             at = start + c * lanes + x
             power = emission.tvm_operator("exp", (self.powers[at] - self.most[r],))
             T.buffer_store(self.powers, power, [at])
@@ -249,16 +281,16 @@ class _OnlineBlock:
         found = fold_vector(sums, lanes, "sum")
         T.buffer_store(self.total, self.total[r] * self.again[r] + found, [r])
 
-    def _add_weighted_values(self, begin: TvmObject) -> None:
+    def _add_weighted_values(self, begin: TvmObject, count: TvmObject) -> None:
         kernel, tile = self.kernel, self.kernel.out
-        with T.serial(kernel.width // tile.width) as nt, T.serial(kernel.rows // tile.rows) as rt:
+        with T.serial(kernel.width // tile.width) as nt, T.serial((self.rows + tile.rows - 1) // tile.rows) as rt:
 
             def place(row: int, x: int) -> TvmObject:
                 return (rt * tile.rows + row) * kernel.width + nt * tile.width + x
 
             sums = multiply_tile(
                 tile,
-                count_steps(kernel.columns),
+                count_steps(count),
                 lambda row, u: self.powers[(rt * tile.rows + row) * kernel.columns + u],
                 lambda u, x: load_vector(self.values, (begin + u) * kernel.width + nt * tile.width + x, tile.lanes),
                 lambda row, x: (
@@ -270,7 +302,7 @@ class _OnlineBlock:
 
     def _write_result(self) -> None:
         kernel, nest = self.kernel, self.kernel.nest
-        with T.serial(tirx.min(kernel.rows, nest.row.extent - self.first)) as r:
+        with T.serial(self.rows) as r:
             env = {**self.env, nest.row: self.first + r}
             total = kernel.online.total
             readers: dict[str, NodeReader] = {} if total is None else {node_name(total): lambda: self.total[r]}
