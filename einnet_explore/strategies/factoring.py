@@ -99,7 +99,6 @@ from einnet_explore.rules.recentring import Place
 from einnet_explore.rules.traversal_factoring import Selection
 from einnet_explore.rules.variable_substitution import Substitution, divide_iterator
 from einnet_explore.strategies.moves import (
-    CACHE_ENTRIES,
     LazySequence,
     Position,
     host_program,
@@ -107,6 +106,7 @@ from einnet_explore.strategies.moves import (
     position_of,
 )
 from einnet_explore.strategies.vertical_fusion import substitute_intermediate
+from einnet_explore.support.limits import MEMO_ENTRIES
 
 T = TypeVar("T")
 
@@ -452,7 +452,7 @@ def _remembered(program: Program, moves: LocalMoves, innermost_first: bool = Fal
                 yield match
 
 
-@lru_cache(CACHE_ENTRIES)
+@lru_cache(MEMO_ENTRIES)
 def _moves_below(
     moves: LocalMoves, root: Scope, innermost_first: bool
 ) -> LazySequence[tuple[Rule[object], Path, object]]:
@@ -469,7 +469,7 @@ def _ordered(items: Iterable[T], is_reversed: bool) -> Iterable[T]:
     return reversed(tuple(items)) if is_reversed else items
 
 
-@lru_cache(CACHE_ENTRIES)
+@lru_cache(MEMO_ENTRIES)
 def _moves_of(moves: LocalMoves, scope: Scope, position: Position) -> LazySequence[LocalMove]:
     return LazySequence(lambda: moves(*host_program(scope, position), scope))
 
@@ -572,7 +572,7 @@ def _conditions(program: Program) -> Iterable[Match[object]]:
                 yield match
 
 
-@lru_cache(CACHE_ENTRIES)
+@lru_cache(MEMO_ENTRIES)
 def _separate_parts(scope: Scope) -> tuple[int, ...]:
     """Return the numbers of the conditions and exponentials in *scope* that become tensors."""
     parts = tuple(walk_scalar(scope.body))

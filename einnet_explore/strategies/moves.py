@@ -363,7 +363,7 @@ def _mergeable_scopes(program: Program, name: str) -> Iterable[Match[object]]:
             yield match
 
 
-@lru_cache(CACHE_ENTRIES)  # a step leaves most equations as they are
+@lru_cache(MEMO_ENTRIES)  # a step leaves most equations as they are
 def _mergings(root: Scope) -> LazySequence[tuple[Path, object]]:
     """Return the paths below *root*, and the parameters, of mergings of scopes that sum nothing."""
     return LazySequence(lambda: _find_mergings(root))
