@@ -265,6 +265,18 @@ def test_attention_with_merged_heads_is_one_kernel(sizes: tuple[int, int, int, i
     np.testing.assert_allclose(run(exported(scope), arrays), evaluate(scope, arrays, np.float64), atol=2e-6)
 
 
+def test_queries_keys_and_values_may_be_parts_of_rows_that_are_not_aligned() -> None:
+    """Rows of 97 elements: vectors of the keys begin anywhere."""
+    text = MERGED.replace(
+        "tensor Q[{m}, {h}, {k}]\ntensor K[{h}, {k}, {w}]\ntensor V[{h}, {w}, {n}]", "tensor X[{w}, 97]"
+    )
+    parts = {"Q[m, b, k]": "X[m, 16*b+k+1]", "K[b, k, w]": "X[w, 32+16*b+k+1]"}
+    parts["V[x // {n}, w, x % {n}]"] = "X[w, 65+x]"
+    for old, new in parts.items():
+        text = text.replace(old, new)
+    agree(derived(parse(text.format(h=2, m=35, w=35, k=16, n=16, width=32))))
+
+
 @pytest.mark.parametrize(("w", "k"), [(96, 32), (149, 32), (197, 64), (33, 16), (130, 20)])
 def test_blocks_of_columns_end_with_the_row(w: int, k: int) -> None:
     agree(derived(attention(2, 9, w, k, 16)))
