@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from time import process_time
 
@@ -11,10 +9,9 @@ import numpy as np
 import pytest
 
 from einnet_explore.codegen import versions
-from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.ir import Equation, program, tensors
 from einnet_explore.operators.library import OPERATORS
-from einnet_explore.runtime import c_kernels, implementation_choice, measurement, profile_store
+from einnet_explore.runtime import c_kernels, implementation_choice
 from einnet_explore.runtime.arrays import aligned_empty
 from einnet_explore.runtime.implementations import BoundEquation
 from einnet_explore.runtime.profile_store import C_ENGINE, TimeStore, profile_key
@@ -107,7 +104,7 @@ def test_another_version_of_the_c_kernel_is_compared_again(tmp_path: Path, monke
         {"tvm": 0.002, "best": 0.002, C_ENGINE: 0.0002},
     )
     monkeypatch.setattr(
-        implementation_choice, "time_implementations", lambda calls, *_: {name: times[name] for name in calls}
+        implementation_choice, "time_implementations", lambda calls, _: {name: times[name] for name in calls}
     )
 
     def choices() -> list[tuple[str, list[bool]]]:
@@ -137,7 +134,7 @@ def test_missing_c_kernel_is_remembered(tmp_path: Path, monkeypatch: pytest.Monk
         assert choose(ways, store) is ways[0]
         return bool(ways[1].bound)
 
-    monkeypatch.setattr(implementation_choice, "time_implementations", lambda calls, *_: dict.fromkeys(calls, 0.002))
+    monkeypatch.setattr(implementation_choice, "time_implementations", lambda calls, _: dict.fromkeys(calls, 0.002))
     store, other = TimeStore(tmp_path / "profiles.sqlite"), TimeStore(tmp_path / "other.sqlite")
     assert [asked(NoKernel, store) for _ in range(2)] == [True, False]
     assert store.lookup()(EQUATION) == 0.002
@@ -179,64 +176,6 @@ def test_constant_operands_make_another_key() -> None:
         != profile_key(unknown)
         != profile_key(unknown, constant={"A"})
     )
-
-
-SIDE = 512
-LARGE = parse(
-    f"tensor A[4, {SIDE}]\ntensor B[{SIDE}, {SIDE}] weight\nY[m:4, n:{SIDE}] = sum[k:{SIDE}] A[m, k] * B[k, n]"
-).equations[-1]
-
-
-def caches(l2: int) -> Machine:
-    return Machine(l2=l2, l3=8 << 20)
-
-
-@pytest.mark.parametrize(
-    ("l2", "weights", "displaced"),
-    [
-        (1 << 20, 0, 0),  # no model
-        (1 << 20, SIDE * SIDE * 4, 0),  # no other weights
-        (1 << 20, 5 << 20, 4 << 20),
-        (1 << 20, 1 << 30, 8 << 20),  # the last cache
-        (5 << 20, 1 << 30, 0),  # so few weights stay in the cache
-    ],
-)
-def test_engines_are_timed_as_the_model_leaves_large_constants(
-    l2: int, weights: int, displaced: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (measurement, profile_store):
-        monkeypatch.setattr(module, "this_machine", lambda: caches(l2))
-    states: list[bool] = []
-
-    def timed(calls: Mapping[str, object], _: int, displace: object) -> dict[str, float]:
-        states.append(displace is not None)
-        return dict(zip(calls, (0.002, 0.001), strict=True))
-
-    monkeypatch.setattr(implementation_choice, "time_implementations", timed)
-    given = {t.name: aligned_empty(t.shape) for t in tensors(LARGE.scope)}
-    bound = BoundEquation(LARGE, given, aligned_empty((4, SIDE)), constants={"B": given["B"]})
-    store, ways = TimeStore(tmp_path / "profiles.sqlite"), [Fake("one"), Fake("two")]
-    assert implementation_choice.fastest_implementation(bound, ways, store, weights) is ways[1]
-    assert states == [displaced > 0]
-    assert profile_store.equation_displacement(LARGE, (), weights) == displaced
-    assert store.lookup(weights=weights)(LARGE) == 0.001
-    assert (store.lookup()(LARGE) is None) == (displaced > 0)  # times in the cache are others
-    assert (bound.profile_key(weights) == bound.profile_key()) == (displaced == 0)
-
-
-def test_displaced_calls_are_timed_one_by_one() -> None:
-    order: list[str] = []
-    calls = {name: partial(order.append, name) for name in ("one", "two")}
-    found = implementation_choice.time_implementations(calls, 1, partial(order.append, "displace"))
-    assert found.keys() == {"one", "two"}
-    timed = [after for before, after in pairwise(order) if before == "displace"]
-    assert timed.count("one") >= implementation_choice.SAMPLING_STAGES[0][0] and "displace" not in timed
-
-
-def test_displacing_reads_end_with_the_inputs() -> None:
-    assert measurement.displacing_reads(0, []) is None
-    read = measurement.displacing_reads(64, [np.full(3, 7, np.float32), np.zeros(0, np.float32)])
-    assert read is not None and read() == [1, 7, 0]
 
 
 def test_cost_model_uses_the_fastest_stored_time(tmp_path: Path) -> None:

@@ -161,11 +161,6 @@ class Model:
         """Whether *original* exceeds the size limit of protobuf."""
         return content_bytes(self.original_proto, self.original_weights) > onnx.checker.MAXIMUM_PROTOBUF
 
-    @property
-    def weight_bytes(self) -> int:
-        """The bytes of all weights."""
-        return sum(array.nbytes for array in self.weights.values())
-
     def is_static(self, name: str) -> bool:
         """Return whether the shape and the element type of value *name* are known before the model runs."""
         value = self.values.get(name)

@@ -405,8 +405,7 @@ class Assembler:
         key = replacement.program, *((name, id(array)) for name, array in sorted(replacement.constants.items()))
         made = self._runs.get(key)
         if made is None:
-            threads, weights = self.settings.threads, self.model.weight_bytes
-            made = compile_measured(replacement.program, threads, replacement.constants, self.store, weights=weights)
+            made = compile_measured(replacement.program, self.settings.threads, replacement.constants, self.store)
             self._runs[key] = made
         return made
 

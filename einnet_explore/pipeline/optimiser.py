@@ -17,6 +17,7 @@ from math import prod
 from time import perf_counter
 
 from einnet_explore.analysis.counts import ELEMENT_BYTES, compute_bound
+from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.cost import CostModel
 from einnet_explore.ir import Equation
 from einnet_explore.onnx_import.load import load_model
@@ -60,7 +61,7 @@ from einnet_explore.pipeline.tuning_task import (
 )
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.runtime.measurement import displacing_bytes, stop_after, time_calls
+from einnet_explore.runtime.measurement import stop_after, time_calls
 from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS, onnxruntime_message
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.executors import WorkExecutor
@@ -142,9 +143,13 @@ class Tuner:
         return subprogram.task_name(self.model), self._timeless_settings, self._displacing_bytes(subprogram)
 
     def _displacing_bytes(self, subprogram: Subprogram) -> int:
-        """Return the bytes that other subprograms read between two runs of *subprogram*."""
+        """Return the bytes of the weights of all other subprograms, as a power of two: of the last cache at most.
+
+        Weights that fit the second-level cache displace nothing.
+        """
         own = sum(prod(t.shape) for t in subprogram.anonymous.program.inputs if t.weight) * ELEMENT_BYTES
-        return displacing_bytes(own, self.model.weight_bytes)
+        others, machine = sum(array.nbytes for array in self.model.weights.values()) - own, this_machine()
+        return 0 if others < machine.l2 else min(1 << (others.bit_length() - 1), machine.l3)
 
     @property
     def _timeless_settings(self) -> Settings:
@@ -372,7 +377,7 @@ class Optimiser:
     @cached_property
     def implementations(self) -> Implementations:
         """The cost model and compiler of this machine."""
-        return Implementations(self.settings, self.store, self.model.weight_bytes)
+        return Implementations(self.settings, self.store)
 
     @cached_property
     def digest(self) -> str:
@@ -437,7 +442,7 @@ class Optimiser:
     def _measured_price(self, equation: Equation) -> float:
         """Return the seconds of *equation* as stored, else measured; an estimate if it does not compile."""
         try:
-            return self.store.measured(equation, self.settings.threads, weights=self.model.weight_bytes).seconds
+            return self.store.measured(equation, self.settings.threads).seconds
         except BackendError:
             return estimate_equation(equation, model=self.implementations.model)
 

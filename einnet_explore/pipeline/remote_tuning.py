@@ -68,29 +68,25 @@ class SearchReply:
 
 @dataclass(frozen=True)
 class PortableCost:
-    """A cost model that travels: a machine's rates, and the seconds that equations are *known* to take on it.
-
-    They are equations of a model with *weights* bytes of weights.
-    """
+    """A cost model that travels: a machine's rates, and the seconds that equations are *known* to take on it."""
 
     rates: Device
     threads: int
     known: Mapping[ProfileKey, float] = field(repr=False)
     device: str = field(default_factory=device_name)
     library: str = field(default_factory=library_versions)
-    weights: int = 0
 
     @staticmethod
-    def of(rates: Device, store: ProfileStore, threads: int, weights: int = 0) -> PortableCost:
-        """Return the cost model of this machine, with the times in *store*; *weights* are the bytes of a model."""
-        return PortableCost(rates, threads, store.known(threads), weights=weights)
+    def of(rates: Device, store: ProfileStore, threads: int) -> PortableCost:
+        """Return the cost model of this machine, with the times in *store*."""
+        return PortableCost(rates, threads, store.known(threads))
 
     def __call__(self, program: Program) -> tuple[float, str]:
         found = CostModel(self.rates, self._find).program_cost(program)
         return found.seconds, found.how
 
     def _find(self, equation: Equation) -> float | None:
-        return self.known.get(recorded_key(equation, self.device, self.library, self.threads, weights=self.weights))
+        return self.known.get(recorded_key(equation, self.device, self.library, self.threads))
 
 
 def tune_on_executor(
@@ -107,9 +103,7 @@ def tune_on_executor(
     settings = implementations.settings
     if has_device(executor):
         return tune_on_devices(executor, requests, seconds, task_runner())
-    cost = PortableCost.of(
-        implementations.model.device, implementations.store, settings.threads, implementations.weights
-    )
+    cost = PortableCost.of(implementations.model.device, implementations.store, settings.threads)
     return search_on_executor(executor, requests, cost, settings, seconds)
 
 

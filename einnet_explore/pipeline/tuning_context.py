@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 import onnx
@@ -165,14 +165,10 @@ def compile_in_onnxruntime(program: Program, constants: Arrays, threads: int) ->
 
 @dataclass
 class Implementations:
-    """Cost model and compiler of this machine for *settings*; measured times are looked up, and kept, in *store*.
-
-    Programs are parts of a model with *weights* bytes of weights.
-    """
+    """Cost model and compiler of this machine for *settings*; measured times are looked up, and kept, in *store*."""
 
     settings: Settings
     store: ProfileStore
-    weights: int = 0
     ratios: dict[Hashable, float] = field(default_factory=dict)
     winners: dict[Hashable, list[list[MatchJson]]] = field(default_factory=dict)
     """See ``TuningContext``, as for *ratios*."""
@@ -189,7 +185,7 @@ class Implementations:
         most = max(device.memory_bandwidth, bandwidth)
         integers = VNNI_SPEEDUP if "avx512_vnni" in cpu_flags() else device.integers
         here = replace(device, memory_bandwidth=most, peak_flops=flops or device.peak_flops, integers=integers)
-        return CostModel(here, self.store.lookup(threads, self.weights))
+        return CostModel(here, self.store.lookup(threads))
 
     @property
     def compiler(self) -> ProgramCompiler:
@@ -197,13 +193,12 @@ class Implementations:
         threads = self.settings.threads
         if self.settings.runtime == "onnxruntime":
             return lambda program, constants: compile_in_onnxruntime(program, constants, threads)
-        measured = partial(compile_measured, store=self.store, weights=self.weights)
-        return lambda program, constants: measured(program, threads, constants).run
+        return lambda program, constants: compile_measured(program, threads, constants, self.store).run
 
     def compile_ahead(self, programs: Iterable[Program], constants: Arrays) -> None:
         """Compile the kernels of *programs* in parallel; ONNX Runtime alone has none."""
         if self.settings.runtime == "plan":
-            compile_ahead(programs, self.settings.threads, constants, self.store, weights=self.weights)
+            compile_ahead(programs, self.settings.threads, constants, self.store)
 
     def cost(self, program: Program) -> tuple[float, str]:
         """Estimate the seconds of *program*, and say how they were found."""

@@ -14,6 +14,8 @@ from itertools import chain
 from math import inf, prod
 from time import perf_counter
 
+import numpy as np
+
 from einnet_explore.analysis.counts import ELEMENT_BYTES, compute_bound, is_compute_bound
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.analysis.patterns import extents, pattern
@@ -26,15 +28,8 @@ from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, OriginalOpener
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.runtime.measurement import (
-    displacing_reads,
-    sample_seconds,
-    settle_seconds,
-    stop_after,
-    time_calls,
-    times_faster,
-)
-from einnet_explore.runtime.profile_store import ProfileKey, operator_after_reads, profile_key
+from einnet_explore.runtime.measurement import sample_seconds, settle_seconds, stop_after, time_calls, times_faster
+from einnet_explore.runtime.profile_store import ProfileKey, profile_key
 from einnet_explore.strategies.candidate import replay, replay_at_other_sizes, steps_to_json
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
@@ -526,8 +521,12 @@ class TuningTask:
         keys = {name: self._key("program", derivation.end) for name, derivation in finalists.derivations.items()}
         calls = {"original": original.run, **finalists.runners}
         keys = {"original": self._key("onnxruntime"), **keys}
-        displace = displacing_reads(self.displacing_bytes, original.feeds.values())
-        return finalists, _times(self.context.store, keys, calls, displace)
+        return finalists, _times(self.context.store, keys, calls, self._displacer(original.feeds))
+
+    def _displacer(self, feeds: Arrays) -> Callable[[], object] | None:
+        """Return a call that reads ``displacing_bytes``, then *feeds*, which a node before has just written."""
+        others = np.ones(self.displacing_bytes // ELEMENT_BYTES, np.float32)
+        return (lambda: [array.max(initial=0) for array in (others, *feeds.values())]) if others.size else None
 
     def _compile(self, forms: Sequence[_Form], original: OriginalRun, memory: MemoryWatch) -> _Finalists:
         """Compile *forms* in two rounds: those without an estimate and the first other one, then others with hope."""
@@ -587,7 +586,8 @@ class TuningTask:
 
     def _key(self, operator: str, program: Program | None = None) -> ProfileKey:
         settings = self.context.settings
-        operator = operator_after_reads(operator, self.displacing_bytes)
+        if self.displacing_bytes:
+            operator = f"{operator} after {self.displacing_bytes} bytes"
         key = replace(profile_key(program or self.program, settings.threads), operator=operator)
         if program is None:  # no kernel of ours is in it
             key = replace(key, attributes=f"{key.attributes} {self.operators}".strip(), engine="onnxruntime")

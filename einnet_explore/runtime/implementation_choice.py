@@ -78,7 +78,7 @@ from einnet_explore.runtime.implementations import (
     tiled_contraction,
 )
 from einnet_explore.runtime.integer_products import integer_product
-from einnet_explore.runtime.measurement import displacing_reads, stop_after, time_calls
+from einnet_explore.runtime.measurement import stop_after, time_calls
 from einnet_explore.runtime.onnx_fragment import IR_VERSION, OPSET, FragmentWriter, bind_session, onnx_session
 from einnet_explore.runtime.profile_store import (
     C_ENGINE,
@@ -87,7 +87,6 @@ from einnet_explore.runtime.profile_store import (
     UNFUSED_PAIR,
     StoredTime,
     TimeStore,
-    equation_displacement,
     profile_key,
 )
 from einnet_explore.runtime.program import CompiledProgram, compile_program
@@ -100,9 +99,6 @@ stage.  Without stages the slowest engines would take most of the time."""
 
 MAX_STAGE_SECONDS, MIN_SAMPLES = 0.5, 2
 """Seconds of a stage after which slow calls are sampled ``MIN_SAMPLES`` times only."""
-
-MAX_DISPLACED_SAMPLES = 9
-"""Samples of a stage at most, if other reads, which take longer than most calls, come before each."""
 
 MIN_SPEEDUP = 1.05
 """The speedup over the first implementation that another one needs: in a session of many nodes the first one is faster
@@ -128,27 +124,25 @@ MAX_RELATIVE_DIFFERENCE = 1e-5
 """The largest difference allowed between two engines' results, relative to the largest value."""
 
 
-def chooser(store: TimeStore, weights: int = 0) -> ImplementationChooser:
-    """``fastest_implementation`` by *store*, as ``compile_program`` takes it; *weights* are the bytes of a model."""
-    return lambda bound, implementations: fastest_implementation(bound, implementations, store, weights)
+def chooser(store: TimeStore) -> ImplementationChooser:
+    """``fastest_implementation`` by *store*, as ``compile_program`` takes it."""
+    return lambda bound, implementations: fastest_implementation(bound, implementations, store)
 
 
 def fastest_implementation(
-    bound: BoundEquation, implementations: Iterable[Implementation], store: TimeStore, weights: int = 0
+    bound: BoundEquation, implementations: Iterable[Implementation], store: TimeStore
 ) -> Implementation:
     """The fastest one of *implementations*, by the times in *store*; unknown times are measured now.
 
-    Arrays that are not constants are filled with numbers for that.  Constants are where they are in a model with
-    *weights* bytes of weights: large ones are displaced from the caches before each call.
-
-    An implementation that its engine refuses (BackendError), now or though its time is known, is passed over.  Our own
-    C kernel comes last: it is timed where it is alone, and compared where the best of the others leaves something to
-    gain, again when another version writes such kernels.  Where a short kernel by several threads is the best, the same
-    by one thread is compared with it.  The result is compiled.  Raises BackendError where no implementation is left.
+    Arrays that are not constants are filled with numbers for that.  An implementation that its engine refuses
+    (BackendError), now or though its time is known, is passed over.  Our own C kernel comes last: it is timed where it
+    is alone, and compared where the best of the others leaves something to gain, again when another version writes such
+    kernels.  Where a short kernel by several threads is the best, the same by one thread is compared with it.  The
+    result is compiled.  Raises BackendError where no implementation is left.
     """
     if bound.is_constant:  # it is run once: measurement would take longer
         return first_implementation(bound, implementations)
-    return _Choice(bound, store, weights).take(implementations)
+    return _Choice(bound, store).take(implementations)
 
 
 @dataclass(frozen=True)
@@ -163,9 +157,8 @@ class _Candidate:
 class _Choice:
     """The choice of an implementation of one equation: ``timed`` are candidates whose times are known."""
 
-    def __init__(self, bound: BoundEquation, store: TimeStore, weights: int) -> None:
-        self.bound, self.store, self.key = bound, store, bound.profile_key(weights)
-        self.displacing_bytes = equation_displacement(bound.equation, bound.constants, weights)
+    def __init__(self, bound: BoundEquation, store: TimeStore) -> None:
+        self.bound, self.store, self.key = bound, store, bound.profile_key
         self.timed: list[_Candidate] = []
         self.interpreter: Implementation | None = None
         self.refusals: list[str] = []
@@ -217,8 +210,7 @@ class _Choice:
 
     def _measure(self, untimed: list[tuple[_Candidate, Call]]) -> None:
         self._fill_inputs()
-        calls = {candidate.implementation.engine: call for candidate, call in untimed}
-        times = _times(calls, self.bound.threads, self._displacer())
+        times = _times({candidate.implementation.engine: call for candidate, call in untimed}, self.bound.threads)
         for candidate, _ in untimed:
             self._record(replace(candidate, seconds=times[candidate.implementation.engine]))
 
@@ -284,12 +276,7 @@ class _Choice:
 
     def _time_ratio(self, best: Implementation, other: Implementation) -> float:
         self._fill_inputs()
-        calls = self.bound.bind(best), self.bound.bind(other)
-        return _time_ratio(*calls, self.bound.out, self.bound.threads, self._displacer())
-
-    def _displacer(self) -> Call | None:
-        inputs = (array for name, array in self.bound.operands.items() if name not in self.bound.constants)
-        return displacing_reads(self.displacing_bytes, inputs)
+        return _time_ratio(self.bound.bind(best), self.bound.bind(other), self.bound.out, self.bound.threads)
 
     def _fill_inputs(self) -> None:
         """Fill arrays with numbers of an ordinary size: zeros are quicker, infinities slower."""
@@ -299,7 +286,7 @@ class _Choice:
                 array[...] = _random_array(given[name])
 
 
-def _time_ratio(best: Call, other: Call, out: Array, threads: int, displace: Call | None) -> float:
+def _time_ratio(best: Call, other: Call, out: Array, threads: int) -> float:
     """The time of *other* over that of *best*, both writing *out*; infinity if their results differ."""
     best()
     want = out.copy()
@@ -316,35 +303,32 @@ def _time_ratio(best: Call, other: Call, out: Array, threads: int, displace: Cal
             stacklevel=2,
         )
         return float("inf")
-    times = _times({"best": best, C_ENGINE: other}, threads, displace)
+    times = _times({"best": best, C_ENGINE: other}, threads)
     return times[C_ENGINE] / times["best"]
 
 
-def _times(calls: Mapping[str, Call], threads: int, displace: Call | None) -> dict[str, float]:
-    """Seconds of each call, each after *displace*, without the overhead of calls from Python."""
+def _times(calls: Mapping[str, Call], threads: int) -> dict[str, float]:
+    """Seconds of each call, without the overhead of calls from Python."""
     # With threads everything is measured in a session.
     return {
         engine: max(seconds - (session_overhead() if engine == "onnxruntime" or threads > 1 else 0), seconds / 8)
-        for engine, seconds in time_implementations(calls, threads, displace).items()
+        for engine, seconds in time_implementations(calls, threads).items()
     }
 
 
-def time_implementations(calls: Mapping[str, Call], threads: int, displace: Call | None = None) -> dict[str, float]:
+def time_implementations(calls: Mapping[str, Call], threads: int) -> dict[str, float]:
     """Seconds of each call on *threads* threads: the least of many short samples, taken in turn.
 
     Other work on the machine only adds time, and a choice is stored: only undisturbed samples count.  A call that is
-    slower in a few samples is not sampled again.  With *displace*, which is called before each call and takes longer
-    than most, a sample is one call.
+    slower in a few samples is not sampled again.
     """
     least: dict[str, float] = {}
-    sample_seconds = 0.0 if displace else measurement.SAMPLE_SECONDS
     near = dict(calls)
-    for planned, within in SAMPLING_STAGES:
-        samples = min(planned, MAX_DISPLACED_SAMPLES) if displace else planned
+    for samples, within in SAMPLING_STAGES:
         most = max(MIN_SAMPLES, int(MAX_STAGE_SECONDS / sum(least[engine] for engine in near))) if least else samples
         rounds = min(samples, most)
         times = measurement.time_calls(
-            near, rounds, rounds * sample_seconds, measurement.settle_seconds(threads), least, displace=displace
+            near, rounds, rounds * measurement.SAMPLE_SECONDS, measurement.settle_seconds(threads), least
         )
         least |= {engine: min(*timing.samples, least.get(engine, inf)) for engine, timing in times.items()}
         near = {engine: call for engine, call in near.items() if least[engine] <= within * min(least.values())}
@@ -402,47 +386,37 @@ class ProfileStore(TimeStore):
         threads: int = 1,
         operators: Sequence[Operator] = OPERATORS,
         min_seconds: float = 0.02,
-        weights: int = 0,
     ) -> StoredTime:
         """The time of *what* by its best engines on this device; measured now if it is not stored.
 
-        An equation is one of a model with *weights* bytes of weights.  Raises BackendError where it cannot be compiled.
+        Raises BackendError where it cannot be compiled.
         """
-        key = profile_key(what, threads, weights=weights)
+        key = profile_key(what, threads)
         if (known := self.get(key)) is not None:
             return known
-        seconds = _measure(what, threads, operators, min_seconds, self, weights)
+        seconds = _measure(what, threads, operators, min_seconds, self)
         self.record(key, seconds, "measured")
         return StoredTime(seconds, "measured")
 
 
 def _measure(
-    what: Equation | Program,
-    threads: int,
-    operators: Sequence[Operator],
-    min_seconds: float,
-    store: TimeStore,
-    weights: int,
+    what: Equation | Program, threads: int, operators: Sequence[Operator], min_seconds: float, store: TimeStore
 ) -> float:
-    displaced = 0
     match what:
         case Equation(name, scope):
             inputs = {t.name: t for t in tensors(scope)}
             whole = Program(tuple(inputs.values()), (what,), (name,))
-            displaced = equation_displacement(what, (), weights)
             constants = {t.name: _random_array(t) for t in whole.inputs if t.weight}
         case Program():
             whole = what
             constants = {t.name: _random_array(t) for t in what.inputs if t.weight}
-    compiled = compile_program(whole, threads, constants=constants, operators=operators, choose=chooser(store, weights))
+    compiled = compile_program(whole, threads, constants=constants, operators=operators, choose=chooser(store))
     given = {t.name: t for t in whole.inputs}
     for name, array in compiled.inputs.items():
         array[...] = _random_array(given[name])
     if not compiled.calls:
         return 1e-9  # views and constants only: nothing is done when it runs
-    displace, enough = displacing_reads(displaced, compiled.inputs.values()), stop_after(3, 0.1)
-    repeated = 0.0 if displace else min_seconds
-    times = time_calls({"it": compiled.execute}, 9, repeated, enough=enough, displace=displace)["it"]
+    times = time_calls({"it": compiled.execute}, rounds=9, min_seconds=min_seconds, enough=stop_after(3, 0.1))["it"]
     return min(times.samples)  # what else runs on the machine only ever adds time
 
 
@@ -477,19 +451,15 @@ def fuse_epilogues(
     threads: int,
     store: TimeStore,
     operators: Sequence[Operator] = OPERATORS,
-    weights: int = 0,
 ) -> Program:
-    """*program* with each of its ``epilogue_pairs`` fused if that is faster; *store* keeps the times.
-
-    It is a part of a model with *weights* bytes of weights.
-    """
+    """*program* with each of its ``epilogue_pairs`` fused if that is faster; *store* keeps the times."""
     known = _constant_names(program, constants)
     for pair in epilogue_pairs(program):
-        if pair.first.name in known or not _is_fusion_faster(pair, known, threads, store, operators, weights):
+        if pair.first.name in known or not _is_fusion_faster(pair, known, threads, store, operators):
             continue
         gone = (pair.first, *pair.views)
         rest = tuple(pair.both if e == pair.second else e for e in program.equations if e not in gone)
-        return fuse_epilogues(replace(program, equations=rest), constants, threads, store, operators, weights)
+        return fuse_epilogues(replace(program, equations=rest), constants, threads, store, operators)
     return program
 
 
@@ -578,18 +548,13 @@ def _constant_names(program: Program, constants: Collection[str]) -> set[str]:
 
 
 def _is_fusion_faster(
-    pair: EpiloguePair,
-    constant: Collection[str],
-    threads: int,
-    store: TimeStore,
-    operators: Sequence[Operator],
-    weights: int,
+    pair: EpiloguePair, constant: Collection[str], threads: int, store: TimeStore, operators: Sequence[Operator]
 ) -> bool:
-    key, fused = profile_key(pair.both, threads, constant, weights=weights), _fused_engine(pair)
+    key, fused = profile_key(pair.both, threads, constant), _fused_engine(pair)
     stored = [store.get(replace(key, engine=engine)) for engine in (fused, UNFUSED_PAIR)]
     if any(known is None for known in stored):
         try:
-            times = _pair_times(pair, constant, threads, store, operators, weights)
+            times = _pair_times(pair, constant, threads, store, operators)
         except (BackendError, MemoryError):
             return False
         for engine, seconds in times.items():
@@ -600,12 +565,7 @@ def _is_fusion_faster(
 
 
 def _pair_times(
-    pair: EpiloguePair,
-    constant: Collection[str],
-    threads: int,
-    store: TimeStore,
-    operators: Sequence[Operator],
-    weights: int,
+    pair: EpiloguePair, constant: Collection[str], threads: int, store: TimeStore, operators: Sequence[Operator]
 ) -> dict[str, float]:
     """Seconds of the fused kernel, and of both equations with the best engine each."""
     fused = _fused_engine(pair)
@@ -621,10 +581,10 @@ def _pair_times(
     calls: list[Callable[[], object]] = []
     seconds: list[float] = []
     for bound in (first, second):
-        implementation = fastest_implementation(bound, implementations_of(bound), store, weights)
+        implementation = fastest_implementation(bound, implementations_of(bound), store)
         calls.append(bound.bind(implementation))
-        seconds.append(_known_seconds(store, bound, weights, implementation.engine))
-    fused_seconds = _known_seconds(store, first, weights, fused)
+        seconds.append(_known_seconds(store, bound.equation, threads, constant, implementation.engine))
+    fused_seconds = _known_seconds(store, pair.first, threads, constant, fused)
     if all(seconds) and fused_seconds > sum(seconds):  # slower even without the epilogue: not compiled
         return {fused: fused_seconds, UNFUSED_PAIR: sum(seconds)}
     both = replace(second, equation=pair.both)
@@ -636,9 +596,7 @@ def _pair_times(
         for call in calls:
             call()
 
-    inputs = (arrays[t.name] for t in tensors(pair.both.scope) if t.name not in constant)
-    displace = displacing_reads(equation_displacement(pair.both, constant, weights), inputs)
-    times = time_implementations({fused: both.bind(made), UNFUSED_PAIR: run_unfused}, threads, displace)
+    times = time_implementations({fused: both.bind(made), UNFUSED_PAIR: run_unfused}, threads)
     if threads > 1:  # two sessions where a plan has one
         times[UNFUSED_PAIR] = max(times[UNFUSED_PAIR] - session_overhead(), times[UNFUSED_PAIR] / 8)
     return times
@@ -649,9 +607,9 @@ def _fused_engine(pair: EpiloguePair) -> str:
     return INTEGER_ENGINE if is_typed(pair.first.scope) else TiledCall.engine
 
 
-def _known_seconds(store: TimeStore, bound: BoundEquation, weights: int, engine: str) -> float:
-    """Return the stored time of *bound* by *engine*; 0 where there is none."""
-    known = store.get(replace(bound.profile_key(weights), engine=engine))
+def _known_seconds(store: TimeStore, e: Equation, threads: int, constant: Collection[str], engine: str) -> float:
+    """Return the stored time of *e* by *engine*; 0 where there is none."""
+    known = store.get(replace(profile_key(e, threads, constant), engine=engine))
     return known.seconds if known is not None else 0.0
 
 
@@ -661,14 +619,10 @@ def compile_measured(
     constants: Mapping[str, npt.ArrayLike],
     store: TimeStore,
     operators: Sequence[Operator] = OPERATORS,
-    weights: int = 0,
 ) -> CompiledProgram:
-    """*program* with the engines and the fused epilogues that are fastest by measurement.
-
-    It is a part of a model with *weights* bytes of weights, which displace one another from the caches.
-    """
-    joined = fuse_epilogues(with_wide_values(program), constants, threads, store, operators, weights)
-    return compile_program(joined, threads, constants, operators, chooser(store, weights))
+    """*program* with the engines and the fused epilogues that are fastest by measurement."""
+    joined = fuse_epilogues(with_wide_values(program), constants, threads, store, operators)
+    return compile_program(joined, threads, constants=constants, operators=operators, choose=chooser(store))
 
 
 def compile_ahead(
@@ -677,7 +631,6 @@ def compile_ahead(
     constants: Mapping[str, npt.ArrayLike],
     store: TimeStore,
     operators: Sequence[Operator] = OPERATORS,
-    weights: int = 0,
 ) -> int:
     """Compile the kernels that ``compile_measured`` of *programs* times first, one on each core; return their number.
 
@@ -691,7 +644,7 @@ def compile_ahead(
 
     def note(bound: BoundEquation, implementations: Iterable[Implementation]) -> Implementation:
         taken = islice(implementations, 1) if bound.is_constant else implementations
-        found.update((kernel.key, kernel) for kernel in _untimed_kernels(bound, taken, store, weights))
+        found.update((kernel.key, kernel) for kernel in _untimed_kernels(bound, taken, store))
         return _Uncompiled(tuple(bound.operands))
 
     for program in programs:
@@ -718,12 +671,11 @@ class _Uncompiled:
 
 
 def _untimed_kernels(
-    bound: BoundEquation, implementations: Iterable[Implementation], store: TimeStore, weights: int
+    bound: BoundEquation, implementations: Iterable[Implementation], store: TimeStore
 ) -> Iterable[KernelCall | NativeCall | TiledCall]:
     """Yield the kernels among *implementations* that ``fastest_implementation`` compiles in any case, to time them."""
-    key = bound.profile_key(weights)
     for place, implementation in enumerate(implementations):
-        untimed = store.get(replace(key, engine=implementation.engine)) is None
+        untimed = store.get(replace(bound.profile_key, engine=implementation.engine)) is None
         match implementation:
             case KernelCall() | TiledCall() if untimed:
                 yield implementation

@@ -453,10 +453,11 @@ class BoundEquation:
         """Whether it only reads constants: its value is computed once, when a program is compiled."""
         return all(t.name in self.constants for t in tensors(self.equation.scope))
 
-    def profile_key(self, weights: int = 0) -> ProfileKey:
-        """Return the key of its times, measured in a model with *weights* bytes of weights."""
+    @property
+    def profile_key(self) -> ProfileKey:
+        """The key of its measured times."""
         strided = {name: array.strides for name, array in self.operands.items() if not array.flags.c_contiguous}
-        return profile_key(self.equation, self.threads, self.constants, strided, weights)
+        return profile_key(self.equation, self.threads, self.constants, strided)
 
     @property
     def inlined(self) -> Scope:

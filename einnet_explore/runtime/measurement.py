@@ -1,22 +1,13 @@
-"""Interleaved timing: calls are sampled in turns, so that a slow spell of the machine affects all of them.
-
-Work is timed in the state in which it will run.  In a model whose weights do not fit the second-level cache, weights
-come from memory, or from the last cache: what the rest of the model reads between two runs has displaced them.
-"""
+"""Interleaved timing: calls are sampled in turns, so that a slow spell of the machine affects all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean, median, quantiles
 from time import perf_counter, process_time, sleep
 from typing import TypeAlias
-
-import numpy as np
-import numpy.typing as npt
-
-from einnet_explore.codegen.register_tiles import this_machine
 
 SPIN_SECONDS = 0.002
 """Seconds for which the threads of our sessions wait in a loop for more work: longer than any node that uses one."""
@@ -72,21 +63,6 @@ def all_rounds(samples: Mapping[str, Sequence[float]]) -> bool:
 def settle_seconds(threads: int) -> float:
     """Seconds between engines of *threads* threads each: waiting threads of one must not take the other's cores."""
     return SETTLE_SECONDS if threads > 1 else 0.0
-
-
-def displacing_bytes(own: int, weights: int) -> int:
-    """Return the bytes that a model with *weights* bytes of weights reads between two runs of work with *own* of them.
-
-    It is a power of two, of the last cache at most.  Weights that fit the second-level cache displace nothing.
-    """
-    others, machine = weights - own, this_machine()
-    return 0 if others < machine.l2 else min(1 << (others.bit_length() - 1), machine.l3)
-
-
-def displacing_reads(nbytes: int, inputs: Iterable[npt.NDArray[np.generic]]) -> Callable[[], object] | None:
-    """Return a call that reads *nbytes*, then *inputs*, which a node before has just written; None for no bytes."""
-    arrays = (np.ones(nbytes // np.dtype(np.float32).itemsize, np.float32), *inputs)
-    return (lambda: [array.max(initial=0) for array in arrays]) if nbytes else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,17 +17,15 @@ from contextlib import closing
 from dataclasses import astuple, dataclass, field, fields, replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
-from math import inf, prod
+from math import inf
 from pathlib import Path
 from typing import TypeVar
 
 from einnet_explore.codegen import versions
-from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.codegen.versions import scope_identity
 from einnet_explore.cost import CostModel, Device, cpu_default
-from einnet_explore.ir import ELEMENT_TYPES, EOPERATOR, Equation, Program, tensors
+from einnet_explore.ir import EOPERATOR, Equation, Program, tensors
 from einnet_explore.runtime.compiled import cpu_name
-from einnet_explore.runtime.measurement import displacing_bytes
 from einnet_explore.strategies.options import Cost
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.storage import cache_directory
@@ -44,10 +42,6 @@ UNFUSED_PAIR = "apart"
 
 ONE_THREAD_SUFFIX = " by one thread"
 """Suffix of an engine's name if its kernel runs on one thread of several."""
-
-
-MIN_COLD_SHARE = 1 / 4
-"""Weights of an equation from this part of the second-level cache on are timed as the rest of a model leaves them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +63,12 @@ def profile_key(
     threads: int = 1,
     constant: Collection[str] = (),
     strided: Mapping[str, tuple[int, ...]] | None = None,
-    weights: int = 0,
 ) -> ProfileKey:
     """The key of an equation or of a whole program on this device.
 
     Operands of an equation that never change, weights and those named in *constant*, make another key: engines pack
     them beforehand.  So do those that are not packed, whose strides in bytes *strided* gives: engines gather them at
-    every call.  In a model with *weights* bytes of weights, so do the bytes that are read before each timed call
-    (``equation_displacement``).  Versions of kernel generators are stored with the time.
+    every call.  Versions of kernel generators are stored with the time.
     """
     match what:
         case Equation(_, scope, via):
@@ -88,7 +80,6 @@ def profile_key(
             fixed = [n for n, t in enumerate(reads) if t.weight or t.name in constant]
             views = [(n, strided[t.name]) for n, t in enumerate(reads) if t.name in strided] if strided else ""
             digest = _digest(f"{scope_identity(scope)} {fixed}{views}")
-            operator = operator_after_reads(operator, equation_displacement(what, constant, weights))
         case Program(equations=equations):
             operator, attributes = "program", ", ".join(e.via.operator if e.via else EOPERATOR for e in equations)
             shapes = " ".join(f"{list(t.shape)}" for t in what.inputs)
@@ -98,24 +89,6 @@ def profile_key(
     return ProfileKey(
         operator, f"{attributes} {digest}".strip(), shapes, "float32", threads, device_name(), library_versions()
     )
-
-
-def equation_displacement(equation: Equation, constant: Collection[str], weights: int) -> int:
-    """Return the bytes that are read before each timed call of *equation* in a model with *weights* bytes of weights.
-
-    Operands that never change count as its own: weights, and those named in *constant*.  Few bytes of these make no
-    difference, and are timed in the cache.
-    """
-    if not weights:
-        return 0
-    fixed = (t for t in dict.fromkeys(tensors(equation.scope)) if t.weight or t.name in constant)
-    own = sum(prod(t.shape) * ELEMENT_TYPES[t.dtype].bits // 8 for t in fixed)
-    return displacing_bytes(own, weights) if own >= MIN_COLD_SHARE * this_machine().l2 else 0
-
-
-def operator_after_reads(operator: str, nbytes: int) -> str:
-    """Return the *operator* of a key whose times are taken after *nbytes* of other reads before each call."""
-    return f"{operator} after reads of {nbytes} bytes" if nbytes else operator
 
 
 @lru_cache(maxsize=1)
@@ -216,11 +189,10 @@ class TimeStore:
 
         self._do(write, lambda memory: memory.__setitem__(key, profile))
 
-    def lookup(self, threads: int = 1, weights: int = 0) -> Callable[[Equation], float | None]:
+    def lookup(self, threads: int = 1) -> Callable[[Equation], float | None]:
         """A function for cost models: the stored seconds of an equation by its best engine, or None.
 
-        The equation is one of a model with *weights* bytes of weights.  The function measures nothing and reads the
-        file once, since a search calls it many thousand times.
+        It measures nothing and reads the file once, since a search calls it many thousand times.
         """
         known: dict[ProfileKey, float] | None = None
 
@@ -228,7 +200,7 @@ class TimeStore:
             nonlocal known
             if known is None:
                 known = self.known(threads)
-            return known.get(profile_key(equation, threads, weights=weights))
+            return known.get(profile_key(equation, threads))
 
         return find
 
@@ -337,11 +309,9 @@ class RecordedProfile:
         return lambda equation: self.times.get(recorded_key(equation, self.device, self.library, self.threads))
 
 
-def recorded_key(
-    equation: Equation, device: str, library: str, threads: int = 1, engine: str = "", weights: int = 0
-) -> ProfileKey:
-    """The key under which *equation*'s time on another *device* is stored, in a model with *weights* bytes of these."""
-    return replace(profile_key(equation, threads, weights=weights), device=device, library=library, engine=engine)
+def recorded_key(equation: Equation, device: str, library: str, threads: int = 1, engine: str = "") -> ProfileKey:
+    """The key under which *equation*'s time on another *device* is stored."""
+    return replace(profile_key(equation, threads), device=device, library=library, engine=engine)
 
 
 def record_rates(path: Path, device: str, library: str, rates: Mapping[str, float], threads: int = 1) -> None:
