@@ -576,6 +576,16 @@ def test_bundle_without_kernels_has_the_sizes_of_the_model(tmp_path: Path) -> No
     assert opened(tmp_path / "new").run(None, {"x": np.zeros((5, 8), np.float32)})[0].shape == (5, 3)
 
 
+def test_report_without_subprograms_has_no_table_and_names_the_original(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnx.save(build([node("Softplus", ["x"], ["y"])], {"x": [2, 3]}, ["y"], {}), tmp_path / "m.onnx")
+    assert main(["optimize", str(tmp_path / "m.onnx"), "--bundle", str(tmp_path / "new"), "--threads", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("nothing gained: keep your file.")
+    assert f"saved the bundle {tmp_path / 'new'} (the original model, without kernels): " in err
+
+
 def test_plans_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     one, other = dynamic_plan(4, kernel=False), load_model(dynamic_model(factor=3), {"x": (5, 8)})
     with pytest.raises(Refused, match="found plans of several models, expected plans of one model"):
