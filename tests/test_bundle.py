@@ -33,6 +33,7 @@ from einnet_explore.pipeline.plan import ExecutionPlan, GroupRun, ProgramCall, b
 from einnet_explore.pipeline.size_dispatch import Chunking
 from einnet_explore.runtime import compiled, onnx_fragment
 from einnet_explore.runtime.implementations import BoundEquation, load_implementation
+from einnet_explore.runtime.integer_products import integer_product
 from einnet_explore.runtime.onnx_fragment import INSTRUCTION_SETS, LibraryKernels
 from einnet_explore.runtime.onnx_weights import DOMAIN
 from einnet_explore.runtime.program import compile_program
@@ -280,6 +281,22 @@ def test_every_instruction_set_has_right_kernels(bundle: Path, packages: Path, t
     feeds = random_model_inputs(chain(), 3)
     want = build_plan(chain(), {}, THREADS).run(feeds)
     np.testing.assert_allclose(run(tmp_path, packages, feeds, tmp_path)["z"], want["z"], 1e-5, 1e-5)
+
+
+def test_products_of_bytes_with_epilogues_share_a_library(tmp_path: Path) -> None:
+    """Every one has a function for its epilogue, for each instruction set."""
+    kernels = LibraryKernels()
+    for scale in (0.5, 0.25):
+        scope = parse(
+            "tensor X[64, 32] uint8\ntensor W[32, 64] int8 weight\nY[m:64, n:64] = uint8(minimum(relu(round("
+            f"{scale} * {{[m:64, n:64] sum[k:32] X[m, k] * W[k, n]}}[m, n])), 255))"
+        ).equations[0].scope  # fmt: skip
+        kernel = integer_product(scope, {"W"}, {})
+        assert kernel is not None
+        assert not kernel.epilogue.is_identity
+        kernels.number(kernel)
+    kernels.write(tmp_path / "kernels.so")
+    assert len(kernels.kernels) == 2
 
 
 def test_processor_without_any_instruction_set_is_an_error(bundle: Path, packages: Path, tmp_path: Path) -> None:
@@ -557,6 +574,16 @@ def test_bundle_without_kernels_has_the_sizes_of_the_model(tmp_path: Path) -> No
     model = load_model(dynamic_model(), {"x": (4, 8)})
     write_bundle(tmp_path / "new", bundled(model, build_plan(model, {}, 1)))
     assert opened(tmp_path / "new").run(None, {"x": np.zeros((5, 8), np.float32)})[0].shape == (5, 3)
+
+
+def test_report_without_subprograms_has_no_table_and_names_the_original(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnx.save(build([node("Softplus", ["x"], ["y"])], {"x": [2, 3]}, ["y"], {}), tmp_path / "m.onnx")
+    assert main(["optimize", str(tmp_path / "m.onnx"), "--bundle", str(tmp_path / "new"), "--threads", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("nothing gained: keep your file.")
+    assert f"saved the bundle {tmp_path / 'new'} (the original model, without kernels): " in err
 
 
 def test_plans_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:

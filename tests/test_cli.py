@@ -141,6 +141,19 @@ def test_derive_writes_the_json_of_the_interface(record: Path) -> None:
     assert ("Matmul", {"b": 1, "m": 30, "n": 36, "k": 3}) in names
 
 
+def test_unknown_option_is_refused_with_its_command_and_a_similar_one(capsys: pytest.CaptureFixture[str]) -> None:
+    misspelt = "--bugdet 3; did you mean --budget? (see einnet-explore optimize --help)"
+    surplus = "c.ein (see einnet-explore equal --help)"
+    for argv, expected in (
+        (["optimize", "m.onnx", "--bugdet", "3"], misspelt),
+        (["equal", "a.ein", "b.ein", "c.ein"], surplus),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(argv)
+        assert ended.value.code == 2
+        assert capsys.readouterr().err == f"error: unrecognized arguments: {expected}\n"
+
+
 def test_derive_to_standard_output_prints_nothing_else(case: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["derive", str(case), "--max-depth", "1", "--json", "-"]) == 0
     said = capsys.readouterr()

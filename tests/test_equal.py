@@ -157,6 +157,15 @@ def replayed(found: Verdict, folder: Path) -> set[str]:
     return {v.kind for record in records for v in check_independently(record)}
 
 
+def test_reason_of_an_unknown_verdict_shows_the_beginning_of_a_long_operand() -> None:
+    tensors = "tensor A[4, 8]\ntensor X[4]\n"
+    whole = ee.parse(tensors + "Z[i:4] = sum[j:8] A[i, j]\nY[i:4] = X[i] / Z[i]\noutput Y")
+    sums = [f"{{[i:4] sum[j:1] A[i, j+{n}]}}[i]" for n in range(8)]
+    found = ee.equal(whole, ee.parse(f"{tensors}Y[i:4] = X[i] / ({' + '.join(sums)})"))
+    assert found.kind == "unknown" and found.why.startswith("no sample depends on the pole of ")
+    assert found.why.endswith(" …") and len(found.why) < 250
+
+
 def test_two_spellings_of_a_block_are_equal_and_the_certificates_are_replayed(
     fused: onnx.ModelProto, plain: onnx.ModelProto, tmp_path: Path
 ) -> None:

@@ -204,7 +204,7 @@ def test_files_that_are_no_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as missing:
         load_model(absent)
     assert missing.value.filename == str(absent)
-    assert refused(tmp_path) == f"{tmp_path}: found Is a directory, expected a readable ONNX file"
+    assert refused(tmp_path) == f"{tmp_path}: found a folder, expected an ONNX model"
     assert refused(empty) == f"{empty}: found an empty file, expected an ONNX model"
     assert refused(text) == f"{text}: found a file that is not ONNX, expected an ONNX model"
     assert refused(cut) == f"{cut}: found a truncated or damaged ONNX file, expected an ONNX model"
@@ -268,6 +268,12 @@ def test_contradictory_shapes_are_refused() -> None:
     nodes = [node("MatMul", ["x", "w"], ["y"], "product")]
     message = refused(build(nodes, {"x": (2, 3)}, ["y"], {"w": np.ones((4, 5), np.float32)}))
     assert message.startswith("<model>: found shapes that do not fit: node product (MatMul): ")
+    assert message.endswith("; its inputs are x [2, 3], w [4, 5]")
+
+
+def test_unknown_operator_is_refused_with_its_node() -> None:
+    message = refused(build([node("Frobnicate", ["x"], ["y"], "odd")], {"x": (2, 3)}, ["y"], {}))
+    assert message.startswith("<model>: node odd (Frobnicate): found No Op registered for Frobnicate ")
 
 
 def test_dimensions_of_size_zero_are_refused() -> None:

@@ -260,7 +260,8 @@ ERRORS = [
     ),
     (
         "tensor A[3] Y[h:3] = 2 * sum[c:3] A[c]",
-        "1:26: found sum inside an expression, expected it in a scope of its own: {[...] sum[...] ...}",
+        "1:26: found sum inside an expression, expected it in an equation or a scope of its own: "
+        "{[...] sum[...] ...}[...]",
     ),
     ("tensor A[3] Y[i:3] = A[i] via M(s=\"\\q\")", "1:35: found \"\\q\", expected a string: Invalid \\escape"),
     ("tensor A[3] Y[i:3] = A[i] via M(s=\"\\ud800\")", "1:35: found '\\ud800' in a string, expected char"),

@@ -9,9 +9,10 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from io import TextIOWrapper
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from einnet_explore.cli.output import BAD_INPUT, INTERRUPTED, OK, one_line
 from einnet_explore.cli.values import parse_call, parse_count, parse_memory, parse_natural, parse_seconds
@@ -59,6 +60,16 @@ def _warn(message: Warning | str, *_: object, **__: object) -> None:
 
 class _Parser(argparse.ArgumentParser):
     """Argument parser that reports an error on one line."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse arguments; a command refuses those that it does not know, and names its most similar option."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown and self._subparsers is None:
+            given = next((each.partition("=")[0] for each in unknown if each.startswith("-")), "")
+            similar = get_close_matches(given, self._option_string_actions, 1)
+            hint = f"; did you mean {similar[0]}?" if similar else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
         print(f"error: {message} (see {self.prog} --help)", file=sys.stderr)

@@ -108,13 +108,15 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
 
 
 def _print_report(arguments: argparse.Namespace, fast: OptimisationResult) -> None:
-    print(format_table(fast.rows()))
+    rows = fast.rows()
+    if len(rows) > 1:
+        print(format_table(rows), end="\n\n")
     if isinstance(fast, GpuPlan):
         conclusions = fast.conclusions()
     else:
         bundle, file = arguments.bundle or "--bundle DIR", arguments.output or "-o OUT.onnx"
         conclusions = fast.conclusions(bundle, file, "--budget ")
-    print("", *conclusions, "", sep="\n")
+    print(*conclusions, "", sep="\n")
     if isinstance(fast, Optimised):
         for line in fast.beyond_bound()[:_REASON_LINES]:
             print(f"not taken: {line}")
@@ -158,7 +160,9 @@ def _write_bundle(path: str, fast: OptimisationResult) -> None:
     """Write the bundle, which a GPU has not, and report how to use it."""
     if not isinstance(fast, GpuPlan):
         fast.save_bundle(path)
-        say(f"saved the bundle {path}: {Path(path) / README} says how to run it")
+        kept = any(part.kept for part in fast.bundled.parts) if isinstance(fast, Optimised) else True
+        original = "" if kept else " (the original model, without kernels)"
+        say(f"saved the bundle {path}{original}: {Path(path) / README} says how to run it")
 
 
 def _write_records(directory: str, fast: OptimisationResult) -> None:

@@ -41,6 +41,9 @@ from einnet_explore.ir import (
 )
 from einnet_explore.support.errors import Refused
 
+EPILOGUE = "epilogue"
+"""The function in C that ``finish`` calls; several kernels of one library need other names for it."""
+
 
 @dataclass(frozen=True)
 class ProductEpilogue:
@@ -164,7 +167,7 @@ class ProductEpilogue:
         store = Store(out, row * pitch + column, cast(out.kind, value(made[result], result, point)))
         body = counted_loop(row, number, counted_loop(column, columns, store, hint="simd"))
         params: tuple[Array | Var, ...] = (out, sums, *arrays.values(), matrix, first, number, left, columns)
-        kernel = Kernel("epilogue", params, (body,))
+        kernel = Kernel(EPILOGUE, params, (body,))
         given = ", ".join(f"(const {C.spell(a.kind)} *)more[{n}]" for n, a in enumerate(arrays.values()))
         name = entry_name(kernel)
         call = f"{name}(out, sums, {given + ', ' if given else ''}n, i, rows, j, columns, 1, 1, 1, 1);"

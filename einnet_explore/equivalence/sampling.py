@@ -99,6 +99,9 @@ MAX_MUTANTS = 200
 REPEATED_POINTS = 1 << 14
 """Scopes of fewer grid points are sampled several times with each kind of inputs."""
 
+MAX_SHOWN_CHARACTERS = 200
+"""Of an operand that no sample depends on, in the reason of a verdict."""
+
 MIN_DECISIVE_ROUNDS = 3
 """Rounds of samples that have to be decisive, of at least ``len(REAL_INPUTS)``."""
 
@@ -196,7 +199,7 @@ class _Samples:
         if self.has_reals and (odd := set.symmetric_difference(*self.precise_constants)):
             return f"{min(odd):.17g} occurs on one side only, and samples cannot tell its last digits"
         unseen = sorted(text for some in (*self.unseen, *self.poles) for text, _ in some)
-        return f"no sample depends on {unseen[0]}" if unseen else ""
+        return f"no sample depends on {_shorten(unseen[0])}" if unseen else ""
 
     def integers(self, budget: int, indices: tuple[tuple[int, ...], ...]) -> Difference | None:
         """Compare on random integers, with stand-ins for real functions; return a difference, if it is decisive."""
@@ -300,6 +303,11 @@ def _integer_values(scope: Scope, given: dict[str, Array], coverage: BranchCover
     found = Evaluation(coverage.recorder(numbers, scope, sampled, 1), inputs, 1 << 25).scope(scope)[0].array
     reached.update(side for side, samples in sampled.items() if samples.any())
     return found
+
+
+def _shorten(text: str) -> str:
+    """Return the beginning of *text*: an operand may be a whole program."""
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]} …"
 
 
 def _same(left: Array, right: Array) -> Array:

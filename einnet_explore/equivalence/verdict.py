@@ -84,7 +84,8 @@ class Certificate:
                 axioms = needed and f", {needed}"
                 return f"proved ({self.method}): equal for every input, in exact arithmetic{axioms}"
             case "exact":
-                return f"exact ({self.method}): equal on random inputs, {count_noun(self.elements, 'element')} compared"
+                compared = f"{count_noun(self.elements, 'element')} compared"
+                return f"exact ({self.method}): not proved, but equal on random inputs, {compared}"
             case "unknown":
                 return f"unknown ({self.method}): {self.detail}"
             case _:

@@ -315,8 +315,10 @@ def read_proto(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple
                 data = path.read_bytes()
             except FileNotFoundError:
                 raise
+            except IsADirectoryError:
+                raise ModelError(f"{path}: found a folder, expected an ONNX model") from None
             except OSError as error:
-                raise ModelError(f"{path}: found {error.strerror}, expected a readable ONNX file") from None
+                raise ModelError(f"{path}: cannot be read: {error.strerror}, expected an ONNX model") from None
             proto = _parse(str(path), data)
             if any(node.domain == DOMAIN for node in walk_nodes(proto)):
                 raise ModelError(_describe_bundle(path, path.parent))
@@ -413,7 +415,15 @@ def _check_valid(file: str, proto: onnx.ModelProto) -> None:
     except onnx.checker.ValidationError as error:
         message = str(error)
         blamed = next(
-            (n for n in list_nodes(proto.graph) if f"name: {n.name} " in message or f"({n.name})" in message), None
+            (
+                n
+                for n in list_nodes(proto.graph)
+                if any(
+                    f"{text} " in f"{message} "
+                    for text in (f"name: {n.name}", f"({n.name})", f"Op registered for {n.op}")
+                )
+            ),
+            None,
         )
         where = f"{file}: {blamed}" if blamed else file
         raise ModelError(f"{where}: found {_line(error)}, expected a valid ONNX model") from None

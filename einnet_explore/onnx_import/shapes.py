@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from math import prod
 from types import MappingProxyType
 
@@ -143,7 +144,7 @@ def infer_static_shapes(file: str, proto: onnx.ModelProto, arrays: Arrays = NO_W
             return whole if strict else _infer_by_runtime(whole, arrays)
         except (shape_inference.InferenceError, RuntimeError, ValueError) as error:
             message = str(error)
-    raise ModelError(f"{file}: found shapes that do not fit: {_describe_inference_error(proto, message)}")
+    raise ModelError(f"{file}: found shapes that do not fit: {_describe_inference_error(proto, message, bare)}")
 
 
 MAX_KNOWN_ELEMENTS = 1024
@@ -233,14 +234,23 @@ def _open_outputs(graph: onnx.GraphProto) -> None:
             value.type.tensor_type.ClearField("shape")
 
 
-def _describe_inference_error(proto: onnx.ModelProto, message: str) -> str:
+def _describe_inference_error(proto: onnx.ModelProto, message: str, bare: onnx.ModelProto) -> str:
     # ONNX writes "(op_type:Conv, node name: c1): [ShapeInferenceError] …", one line a node.
     line = next((line for line in message.splitlines() if "op_type:" in line or "Error]" in line), message)
     message = line.rsplit("Error]", 1)[-1].strip(" :.") or line
     for node in list_nodes(proto.graph):
         if node.proto.name and f"node name: {node.proto.name})" in line:
-            return f"{node}: {message}"
+            return f"{node}: {message}{_describe_inputs(bare, node.inputs)}"
     return line.strip()
+
+
+def _describe_inputs(proto: onnx.ModelProto, names: Iterable[str]) -> str:
+    """Return the known shapes of the values *names*, after a semicolon; empty if no shape is known."""
+    with suppress(shape_inference.InferenceError, RuntimeError, ValueError):
+        proto = shape_inference.infer_shapes(proto)
+    values = graph_values(proto.graph)
+    known = [f"{name} {list(values[name].shape or ())}" for name in names if name in values and values[name].shape]
+    return f"; its inputs are {', '.join(known)}" if known else ""
 
 
 def graph_values(graph: onnx.GraphProto) -> dict[str, ModelValue]:

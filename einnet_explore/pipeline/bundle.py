@@ -315,7 +315,7 @@ def _readme(plans: Sequence[BundledPlan], proto: onnx.ModelProto, chunkings: Seq
     return _README.substitute(
         content="`model.onnx` needs the custom operator in `kernels.so`."
         if needs_library
-        else "No kernel is faster than the original: `model.onnx` runs without `kernels.so`, which is empty.",
+        else "No kernel is faster than the original: `model.onnx` runs without `kernels.so`, which has no kernels.",
         sizes=_describe_sizes(plans, chunkings) if needs_library and _is_dynamic(proto) else "",
         api=max(API_VERSION, FIRST_RUNTIMES.get(_opsets(proto)["ai.onnx"], API_VERSION)),
         threads=count_noun(threads, "thread"),

@@ -36,7 +36,7 @@ from einnet_explore.analysis.products import TensorContraction, match_integer_pr
 from einnet_explore.codegen.language.dialects import C
 from einnet_explore.codegen.language.values import type_of
 from einnet_explore.codegen.preparation import prepare
-from einnet_explore.codegen.product_epilogue import ProductEpilogue
+from einnet_explore.codegen.product_epilogue import EPILOGUE, ProductEpilogue
 from einnet_explore.codegen.sum_of_products import split_epilogue
 from einnet_explore.ir import FLOAT32, Access, Iterator, Scalar, Scope, Tensor, as_index, element_type
 from einnet_explore.runtime import compiled
@@ -209,7 +209,7 @@ class PackedProduct:
     def write_object(self, path: Path, name: str, cpu: str) -> None:
         """Compile to an object file; raises BackendError as ``function`` does."""
         flags = [flag for flag in EOPERATOR_FLAGS if flag != NATIVE]
-        compiled.write_c_object(self.text, path, name, [*flags, f"-march={cpu}"])
+        compiled.write_c_object(self.text, path, name, [*flags, f"-march={cpu}", f"-D{EPILOGUE}={name}_{EPILOGUE}"])
 
     @property
     def is_integer(self) -> bool:

@@ -229,7 +229,9 @@ def scalar_from_tree(tree: SyntaxNode, names: Names) -> Scalar:
             return Apply("where", (condition, scalar_from_tree(a, free), scalar_from_tree(b, free)))
         case Tree(data="reduction", children=[Token() as name, *_]):
             raise error_at(
-                name, f"found {name} inside an expression, expected it in a scope of its own: {{[...] {name}[...] ...}}"
+                name,
+                f"found {name} inside an expression, expected it in an equation or a scope of its own: "
+                f"{{[...] {name}[...] ...}}[...]",
             )
     raise error_at(tree, f"found {tree}, expected an expression")
 
