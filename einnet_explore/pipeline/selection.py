@@ -578,6 +578,7 @@ class Selector:
 
         The plan, which is as large as the model or larger, is freed before another one is made.
         """
+        self.baseline.original.wake()
         once, feeds, plan = self.baseline.seconds, self.baseline.feeds, self._plan(form, kept)
         began = perf_counter()
         _, error = self.baseline.errors(plan.run(feeds))
