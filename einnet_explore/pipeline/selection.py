@@ -213,6 +213,7 @@ def eliminate_unprofitable(
         if not rest or clock() - began > seconds:
             break
         without = None  # the last one is freed before the next is made
+        baseline.original.rest()  # two other plans are compared
         try:
             plan = plan or plan_of(kept)
             without = plan_of(rest)
