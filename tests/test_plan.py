@@ -287,6 +287,10 @@ def test_closed_session_is_reopened_by_the_next_run(monkeypatch: pytest.MonkeyPa
     for _ in range(2):
         np.testing.assert_array_equal(plan.run(feeds)["y"], want["y"])
     assert len(opened) == 2
+    plan.rest()
+    plan.wake()
+    plan.run(feeds)
+    assert len(opened) == 3
 
 
 def test_waiting_threads_stop_before_the_next_engine_begins() -> None:

@@ -70,6 +70,9 @@ class Fake:
     def rest(self) -> None:
         """Nothing to free."""
 
+    def wake(self) -> None:
+        """Nothing to open."""
+
     def run(self, _: object) -> dict[str, Any]:
         self.clock.now += self.seconds * (1 if self.runs else 2)
         self.runs += 1

@@ -200,6 +200,9 @@ class Fake:
     def rest(self) -> None:
         self.rested += 1
 
+    def wake(self) -> None:
+        """Nothing to open."""
+
 
 def test_the_original_rests_while_two_plans_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(result_module, "plan_speedup", lambda before, after, *_: before.seconds / after.seconds)

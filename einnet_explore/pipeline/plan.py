@@ -266,6 +266,9 @@ class ExecutionPlan:
     hosted: tuple[str, ...] = ()
     rest: Callable[[], None] = field(default=lambda: None, repr=False)
     """Frees the memory of a session that can be reopened: ONNX Runtime keeps the most that any run took."""
+    wake: Callable[[], object] = field(default=lambda: None, repr=False)
+    """Opens that session again, as the next run does.  That takes twice its memory: there is more before other plans
+    exist."""
 
     @property
     def sessions(self) -> int:
@@ -306,7 +309,9 @@ def build_plan(
         session.open()
         segment = _whole_segment(model, session, names)
         original = PlanModel(model.original_proto, model.original_weights)
-        return ExecutionPlan((segment,), given, names, {}, threads, model_with=lambda _: original, rest=session.rest)
+        return ExecutionPlan(
+            (segment,), given, names, {}, threads, model_with=lambda _: original, rest=session.rest, wake=session.open
+        )
     parts = order_parts(model, replacements)
     with suppress(Refused):  # groups that a session cannot run are called between sessions
         segment = _join_in_one_session(parts, threads)

@@ -233,6 +233,7 @@ def eliminate_unprofitable(
         if not rest or clock() - began > seconds:
             break
         without = None  # the last one is freed before the next is made
+        baseline.original.rest()  # two other plans are compared
         try:
             plan = plan or plan_of(kept)
             without = plan_of(rest)
@@ -620,6 +621,7 @@ class Selector:
 
         The plan, which is as large as the model or larger, is freed before another one is made.
         """
+        self.baseline.original.wake()
         once, feeds, plan = self.baseline.seconds, self.baseline.feeds, self._plan(form, kept)
         began = perf_counter()
         _, error = self.baseline.errors(plan.run(feeds))
