@@ -314,6 +314,8 @@ def test_models_that_do_not_fit_are_refused(fused: onnx.ModelProto) -> None:
         ee.equal(fused, other)
     with pytest.raises(Refused, match="expected two programs, two families or two models"):
         ee.equal(fused, ee.parse("tensor A[4]\nY[i:4] = A[i]\n"))
+    with pytest.raises(Refused, match=r"found a model \(m.onnx\) and a program, expected"):
+        ee.equal("m.onnx", ee.parse("tensor A[4]\nY[i:4] = A[i]\n"))
 
 
 def test_the_command_has_exit_codes_and_writes_inputs(

@@ -83,7 +83,8 @@ def equal(
     parameters of two families differ, or no sizes fulfil the assumptions of both.
     """
     start = perf_counter()
-    first, second = map(_read_text, (first, second))
+    given = (first, second)
+    first, second = map(_read_text, given)
     if isinstance(first, Program | Family) and shapes:
         raise Refused(f"found shapes for {_kind(first)}, whose text has its sizes; expected none")
     if isinstance(first, Program | Family) and domains:
@@ -95,7 +96,8 @@ def equal(
     if isinstance(first, Family) and isinstance(second, Family):
         return _compare_families(first, second, budget)
     if isinstance(first, Program | Family) or isinstance(second, Program | Family):
-        kinds = " and ".join(map(_kind, (first, second)))
+        files = [f" ({each})" if isinstance(each, str | PathLike) else "" for each in given]
+        kinds = " and ".join(f"{_kind(of)}{file}" for of, file in zip((first, second), files, strict=True))
         raise Refused(f"found {kinds}, expected two programs, two families or two models")
     one, other = export_if_module(first, example_inputs), export_if_module(second, example_inputs)
     if all_sizes:

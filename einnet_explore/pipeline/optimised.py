@@ -421,6 +421,8 @@ class Optimised:
         rival = f"your model in ONNX Runtime ({count_noun(self.threads, 'thread')})"
         proofs = count_certificates([part.certificate for part in kept])
         lines = [f"nothing gained: keep your file. Nothing was faster than {rival}: {before}"]
+        if self.untuned and not self.parts:
+            lines = [f"nothing gained: keep your file. No subprogram was tuned; {rival}: {before}"]
         if kept or self.plan.host:
             lines = [
                 f"{self.speedup:.2f} times as fast as {rival}: {before} before, {after} after",
