@@ -238,7 +238,7 @@ def model(tmp_path: Path) -> str:
         (["check", "DIR/none.json"], "No such file"),
         (["check", "CASE"], "$: expected JSON; at line 1 column 1: "),
         (["optimize", "DIR/none.onnx"], "none.onnx"),
-        (["optimize", "DIR"], "Is a directory"),
+        (["optimize", "DIR"], "found a folder"),
         (["optimize", "CASE"], "not ONNX"),
     ],
 )

@@ -63,7 +63,7 @@ def test_conformance_models_have_no_finding() -> None:
         "test_attention_4d_expanded",
         "test_sequence_map_identity_1_sequence",
     )
-    counts = held([conformance.item(7, 2 * names.index(name)) for name in chosen])
+    counts = held([conformance.item(8, 2 * names.index(name)) for name in chosen])
     assert counts["tests"] == len(chosen) and counts["tests with derived programs"] >= 2
 
 

@@ -192,6 +192,9 @@ class Fake:
     def run(self, _: object) -> dict[str, Any]:
         return {"y": np.full(3, self.number, np.float32)}
 
+    def rest(self) -> None:
+        """A plan has a session, which this one has not."""
+
 
 Seconds = Callable[[frozenset[int]], float]
 
