@@ -16,7 +16,7 @@ from einnet_explore.codegen.wide_values import rounds_exactly
 from einnet_explore.cost import CPU_DEFAULT, program_seconds
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program, Table, accesses, scopes
-from einnet_explore.pipeline import remote_tuning, tuning_task
+from einnet_explore.pipeline import remote_tuning
 from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.pipeline.tuning_context import OriginalRun, Runtime, Settings, TuningContext
 from einnet_explore.pipeline.tuning_task import (
@@ -39,7 +39,6 @@ from einnet_explore.rules import Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.strategies.candidate import steps_to_json
 from einnet_explore.support.limits import MemoryWatch
-from tests.test_online_softmax import attention
 
 START = Derivation(ee.parse("tensor x[3]\ny[i:3] = x[i]\noutput y"))
 
@@ -62,27 +61,6 @@ def test_every_kind_gets_its_best_first() -> None:
     assert [e.seconds for e in select_finalists(ranked, 2, 8)] == [1, 4]
     assert [e.seconds for e in select_finalists(ranked, 9, 8)] == [1, 2, 3, 4, 5]
     assert select_finalists(ranked, 4, 1) == ()
-
-
-def test_a_search_goes_on_until_a_variant_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is a candidate without a search does not end it, however little time there is."""
-
-    class Clock:
-        """A second for each look at it."""
-
-        def __init__(self) -> None:
-            self.looks = 0
-
-        @property
-        def seconds(self) -> float:
-            self.looks += 1
-            return float(self.looks)
-
-    monkeypatch.setattr(tuning_task, "WorkClock", Clock)
-    found, _ = search_subprogram(
-        attention(2, 24, 32, 8, 8), program_seconds, Settings(max_depth=3, seconds=7), MemoryWatch()
-    )
-    assert len(found) > 1
 
 
 def test_a_search_has_its_first_candidate_whatever_the_time() -> None:

@@ -32,7 +32,7 @@ from einnet_explore.runtime.measurement import sample_seconds, settle_seconds, s
 from einnet_explore.runtime.profile_store import ProfileKey, profile_key
 from einnet_explore.strategies.candidate import replay, replay_at_other_sizes, steps_to_json
 from einnet_explore.strategies.engine import Search
-from einnet_explore.strategies.events import Found, Searched
+from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import BETWEEN, Cost, Options
 from einnet_explore.strategies.program_search import ProgramSearch, search_program
 from einnet_explore.strategies.rounding_levels import allowed_rules
@@ -101,16 +101,13 @@ def search_subprogram(
     several = isinstance(made, ProgramSearch)
     seconds = settings.seconds * (2 if several else 1)
     found: list[tuple[float, int]] = []
-    searched, has_variant = not several, False
     for event in made.run():
-        searched |= isinstance(event, Searched)  # members of several expressions with nothing to search come before
         if isinstance(event, Found):
             found.append((event.seconds, event.state.id))
-            has_variant |= searched
         if memory.full() or (states is not None and not several and made.size >= states):
             break
         # On a busy machine the time may be over before there is anything at all.
-        if states is None and watch.seconds > (seconds if has_variant else FIRST_VARIANT_TIME_FACTOR * seconds):
+        if states is None and watch.seconds > (seconds if found else FIRST_VARIANT_TIME_FACTOR * seconds):
             break
     return sorted(found), made
 
