@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 from syrupy.assertion import SnapshotAssertion
 
-from einnet_explore.codegen.language.lowering import lower_index, lower_scalar
+import einnet_explore as ee
+from einnet_explore.codegen.language.lowering import lower_index, lower_scalar, tensor_name
 from einnet_explore.codegen.language.printer import emit, entry_name, fission_at_barriers
+from einnet_explore.codegen.language.rounding import nearest_integer
 from einnet_explore.codegen.language.statements import (
     Assign,
     Barrier,
@@ -31,6 +33,7 @@ from einnet_explore.codegen.language.statements import (
     StorePair,
     check_kernel,
     counted_loop,
+    walk_expression,
 )
 from einnet_explore.codegen.language.values import (
     BOOL,
@@ -536,3 +539,40 @@ def test_integers_are_folded_and_widened() -> None:
     assert conjunction() is None and conjunction(i.lt(1)) == i.lt(1)
     assert literal((1 << 31) - 1) + 1 == Binary("+", literal((1 << 31) - 1), literal(1))
     assert [type_of(t.dtype) for t in (BOOL, F16, U8)] == [BOOL, F16, U8]
+
+
+def _requantised(text: str) -> Expr:
+    """The kernel expression of *text*, a function of bytes A[i] and B[i]."""
+    program = ee.parse(f"tensor A[9] uint8\ntensor B[9] int8\nY[i:9] = {text}\noutput Y")
+    bytes_ = {"A": Var("a", U8), "B": Var("b", I8)}
+    scope = program.equations[0].scope
+    at = {x: literal(0) for x in scope.traversals}
+    return cast(U8, lower_scalar(scope.body, at, lambda source, _: bytes_[tensor_name(source)], F64))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "uint8(minimum(maximum(round((0.048896674 * A[i] - 7.138914 + 0.03417093 * B[i]) / 0.04424368), 0), 255))",
+        "uint8(minimum(relu(9 + round(0.731 * A[i] + 0.3)), 200))",
+    ],
+)
+def test_bytes_are_requantised_in_single_precision_where_all_integers_are_the_same(text: str) -> None:
+    made = _requantised(text)
+    assert nearest_integer(made) is not None and not any(p.type == F64 for p in walk_expression(made))
+    out = Array("O", U8, 1)
+    source = emit(Kernel("k", (out, Var("a", U8), Var("b", I8)), (Store(out, literal(0), made),)), "c")
+    assert "fmaf(" in source and "double" not in source
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "uint8(minimum(relu(round(0.001 * A[i] * B[i] + 1)), 255))",
+        "uint8(minimum(relu(round(exp(0.01 * A[i]))), 255))",
+        # Every other number is next to a tie: below it up to 128, then above it.
+        "uint8(minimum(relu(round(0.500000001 * A[i] + 0.499999872)), 255))",
+    ],
+)
+def test_bytes_are_requantised_in_double_precision_where_integers_differ(text: str) -> None:
+    assert any(part.type == F64 for part in walk_expression(_requantised(text)))

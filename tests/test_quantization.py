@@ -21,15 +21,20 @@ from einnet_explore.ir import VIEW, Instance, Program
 from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.node_call import NotUnderstood
+from einnet_explore.operators.library import OPERATORS
+from einnet_explore.operators.matching import match_operator
 from einnet_explore.pipeline.fusion import fuse_eoperators, generate_equation
+from einnet_explore.pipeline.layouts import assign_layouts, estimate_equation
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.plan import ProgramCall, build_plan
+from einnet_explore.pipeline.subprogram import step_certificates
 from einnet_explore.rules import PADDING_EXCHANGE, REQUANTISATION, Derivation
 from einnet_explore.runtime import compiled, integer_products
 from einnet_explore.runtime.implementation_choice import ProfileStore, compile_measured, epilogue_pairs
 from einnet_explore.runtime.onnx_fragment import onnx_session
 from einnet_explore.runtime.program import CompiledProgram, compile_program
 from einnet_explore.session.model_equality import compare_models
+from einnet_explore.strategies.candidate import combined_verdict
 from einnet_explore.strategies.integer_forms import integer_forms
 from einnet_explore.support.errors import Refused
 
@@ -621,3 +626,63 @@ def test_integer_forms_round_exactly_and_float32_does_not() -> None:
 def test_what_is_computed_before_a_rounding_decides_whether_it_is_exact(body: str, computed: bool, exact: bool) -> None:
     program = ee.parse(f"tensor X[9] pad [2]\ntensor A[9] int8\n{body}\noutput Y")
     assert (rounds_computed_values(program), rounds_exactly(program)) == (computed, exact)
+
+
+CHANNELS_LAST = """tensor X[2, {h}, {w}, {c}] {kind} pad [0, (1, 2), (2, 1), 0] value {value}
+tensor K[{f}, {c}, 3, 3] int8 weight
+Y[n:2, h:{rows}, w:{columns}, f:{f}] = sum[c:{c}, r:3, s:3] X[n, {step}*h+r-1, w+s-2, c] * K[f, c, r, s]
+output Y"""
+
+
+@pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
+@pytest.mark.parametrize(("kind", "value"), [("uint8", 0), ("uint8", 7), ("int8", 0)])
+@pytest.mark.parametrize(("c", "f", "step"), [(8, 33, 1), (3, 64, 2), (64, 5, 2)])
+def test_products_with_channels_last_are_copied_line_by_line(kind: str, value: int, c: int, f: int, step: int) -> None:
+    rows = 8 if step == 1 else 4
+    text = CHANNELS_LAST.format(h=7, w=6, rows=rows, columns=7, kind=kind, value=value, c=c, f=f, step=step)
+    program = ee.parse(text)
+    given = {t.name: numbers(*t.shape, dtype=t.dtype) for t in program.inputs}
+    kernel = integer_products.integer_product(program.equations[0].scope, ("K",), {})
+    assert kernel is not None and kernel.copy is not None
+    assert (kernel.copy.spread, kernel.copy.line, kernel.by_column) == (1, 6 * c, 1)
+    made = compile_program(program, constants={"K": given["K"]})
+    assert made.engines["Y"] == "integers"
+    np.testing.assert_array_equal(made.run({"X": given["X"]})["Y"], evaluate(program, given)["Y"])
+
+
+CHAIN = """tensor X[1, 8, 14, 14] uint8 pad [0, 0, 1, 1]
+tensor K[16, 8, 3, 3] int8 weight
+tensor L[16, 16, 3, 3] int8 weight
+tensor S[16] float64 weight
+T[n:1, f:16, h:14, w:14] = sum[c:8, r:3, s:3] X[n, c, h+r-1, w+s-1] * K[f, c, r, s] via eOperator(kind="reduction")
+Q[n:1, f:16, h:14, w:14] = uint8(minimum(relu(round(S[f] * T[n, f, h, w])), 255)) pad [0, 0, 1, 1] via eOperator(kind="elementwise")
+M[n:1, f:16, h:7, w:7] = max[r:3, s:3] Q[n, f, 2*h+r-1, 2*w+s-1] pad [0, 0, 1, 1] via eOperator(kind="reduction")
+U[n:1, f:16, h:7, w:7] = sum[c:16, r:3, s:3] M[n, c, h+r-1, w+s-1] * L[f, c, r, s] via eOperator(kind="reduction")
+Y[n:1, f:16, h:7, w:7] = U[n, f, h, w] + T[n, f, 2*h, 2*w] via eOperator(kind="elementwise")
+output Y"""
+
+
+@pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
+def test_layouts_between_products_of_bytes_have_channels_last() -> None:
+    program = ee.parse(CHAIN)
+    done = assign_layouts(Derivation(program), estimate_equation, None)
+    shapes = {e.name: e.scope.shape for e in done.end.equations}
+    assert shapes["T"] == shapes["Q"] == (1, 14, 14, 16) and shapes["M"] == (1, 7, 7, 16)
+    assert shapes["Y"] == (1, 16, 7, 7)
+    assert combined_verdict(step_certificates(done)) == "proved"
+    given = {t.name: numbers(*t.shape, dtype=t.dtype) for t in program.inputs if t.dtype != "float64"}
+    given["S"] = np.linspace(1e-4, 3e-3, 16)
+    constants = {name: given[name] for name in "KLS"}
+    plain, made = (compile_program(p, constants=constants) for p in (program, done.end))
+    assert made.engines["T"] == made.engines["U"] == "integers"
+    found = made.run({"X": given["X"]})["Y"]
+    np.testing.assert_array_equal(found, plain.run({"X": given["X"]})["Y"])
+    assert len(np.unique(found)) > 99
+
+
+def test_products_of_bytes_are_no_calls_of_libraries() -> None:
+    program = ee.parse(
+        "tensor A[8, 16] uint8\ntensor B[16, 4] int8\nY[m:8, n:4] = sum[k:16] A[m, k] * B[k, n]\noutput Y"
+    )
+    with pytest.raises(Refused, match="sums products of bytes"):
+        match_operator(program.equations[0].scope, next(o for o in OPERATORS if o.name == "Matmul"))

@@ -99,7 +99,7 @@ def match_matrix_product(scope: Scope) -> TensorContraction | None:
 def match_window_product(scope: Scope) -> TensorContraction | None:
     """*scope* as a sum of products of elements at affine places, such as a convolution; None if it is none.
 
-    Every traversal belongs to one operand, and the one without the last traversal is read inside its box.
+    Every traversal belongs to one operand, and one operand is read inside its box.
     """
     try:
         product = TensorContraction.of(scope)
@@ -109,11 +109,9 @@ def match_window_product(scope: Scope) -> TensorContraction | None:
     if not all(isinstance(a.source, Tensor) and all(i.affine for i in a.index) for a in reads) or product.batch:
         return None
     in_a, in_b = map(iterators_of, reads)
-    last = scope.traversals[-1] if scope.traversals else None
     if not all(x in in_a and x in in_b for x in product.k) or not all(x in in_a | in_b for x in scope.traversals):
         return None
-    fixed = product.left if last in in_b else product.right
-    return product if is_inside_box(fixed.index, fixed.source.box) else None
+    return product if any(is_inside_box(a.index, a.source.box) for a in reads) else None
 
 
 def multiplies_bytes(scope: Scope) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import count, permutations, product
 from math import prod
 
+from einnet_explore.analysis.products import multiplies_bytes
 from einnet_explore.ir import Access, Attribute, Index, Iterator, Scope, Table, Tensor, as_index, tensors
 from einnet_explore.operators.form import ScopeForm, comparable_form, overlaps, tensor_maps
 from einnet_explore.operators.layout import Assignment, Layout, lay_out_operand, locate_result
@@ -188,8 +189,11 @@ def match_operator(scope: Scope, operator: Operator, limit: int = 16) -> tuple[O
 
     A way is omitted if another one has more iterators in composite indices (a convolution whose taps are channels is of
     no use), or keeps the layouts that it keeps and more.  Without composite indices, windows have one tap (a Conv1x1):
-    of such ways, the one that keeps most layouts.  Raises Refused with every reason if there is none.
+    of such ways, the one that keeps most layouts.  Raises Refused with every reason if there is none, and for products
+    of bytes, which operators of libraries do not sum in ``int32``.
     """
+    if multiplies_bytes(scope):
+        raise Refused(f"no {operator.name}: it computes in floating point, and the expression sums products of bytes")
     form = comparable_form(scope, operator)
     found: dict[tuple[object, ...], OperatorMatch] = {}
     one_tap: list[OperatorMatch] = []

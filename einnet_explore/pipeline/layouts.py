@@ -11,14 +11,16 @@ is made in layout *a* and read in layout *b* is transformed once, however many r
    \min \sum_{o,m} c_{om} z_{om} + \sum_{T,a,b} t_{Tab} w_{Tab},\quad
    \sum_m z_{om} = 1,\quad w_{Tab} \ge p_{Ta} + \sum_{m \text{ reads } T \text{ in } b} z_{om} - 1
 
-Candidate layouts of an intermediate are those of its sources and the orders in which its readers traverse it.
+Candidate layouts of an intermediate are those of its sources and the orders in which its readers traverse it.  Between
+products of bytes, which are fastest with channels last, orders of the dimensions spread to tensors whose dimensions
+correspond, so that a chain of operators may have one order.
 
 .. math::  T[\vec x] = f(S[\tau(\vec x)]) \Rightarrow \Phi = \tau, \qquad
            g(\vec y) = h(T[\pi(\vec y)]) \Rightarrow \Phi = \pi^{-1}
 
 If these are no bijections (windows, sums) only the order is taken.  Blocked layouts come from readers that divide.
-The cost of an equation in a layout is estimated by its memory accesses; the gain of the cheapest assignment is then
-measured on this device.
+The cost of an equation in a layout is estimated by its memory accesses, or by what a product of bytes copies and
+transposes; the gain of the cheapest assignment is then measured on this device.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from einnet_explore.analysis.equations import find_equation, is_generated, map_reads, weight_only
 from einnet_explore.analysis.indices import fresh_name
+from einnet_explore.analysis.products import multiplies_bytes
 from einnet_explore.analysis.regions import Bijection, bijection
 from einnet_explore.codegen.preparation import address_step
 from einnet_explore.cost import CostModel
@@ -59,6 +62,7 @@ from einnet_explore.pipeline.fusion import (
 )
 from einnet_explore.rules import STORAGE_LAYOUT, Derivation, Refused
 from einnet_explore.rules.storage_layout import Stored, map_index, with_layout
+from einnet_explore.runtime.integer_products import integer_product
 from einnet_explore.strategies.moves import merge_scopes
 
 Transform: TypeAlias = "tuple[str, int, int]"
@@ -193,6 +197,50 @@ def candidate_layouts(program: Program, equation: Equation) -> tuple[Phi, ...]:
     return tuple(found.values())[:MAX_LAYOUTS]
 
 
+def _with_spread_orders(program: Program, found: Mapping[str, tuple[Phi, ...]]) -> Mapping[str, tuple[Phi, ...]]:
+    """Add orders of dimensions of the result of an equation to what it reads along the same dimensions, and back."""
+    out = dict(found)
+    pairs = [
+        pair
+        for e in program.equations
+        for source in tensors(e.scope)
+        if {e.name, source.name} <= out.keys() and _dimensions_correspond(e.scope, source.name)
+        for pair in ((e.name, source.name), (source.name, e.name))
+    ]
+    changes = True
+    while changes:
+        changes = False
+        for one, other in pairs:
+            for order in [_order_of(program, one, phi) for phi in out[one]]:
+                xs = find_equation(program, other).scope.traversals
+                is_new = order is not None and order not in [_order_of(program, other, phi) for phi in out[other]]
+                if is_new and other not in program.outputs and len(out[other]) < MAX_LAYOUTS:
+                    out[other] = (*out[other], _phi(xs, tuple(as_index(xs[d]) for d in order or ())))
+                    changes = True
+    return out
+
+
+def _dimensions_correspond(scope: Scope, name: str) -> bool:
+    """Whether all reads of the tensor *name* move along each of its dimensions by the traversal of that number."""
+    reads = [a for _, inner in scopes(scope) for a in accesses(inner.body) if isinstance(a.source, Tensor)]
+    own = [a for a in reads if a.source.name == name]  # type: ignore[union-attr]
+    return all(
+        len(a.index) == len(scope.traversals)
+        and all(
+            {y for y in i.iterators if y in scope.traversals} <= {x}
+            for i, x in zip(a.index, scope.traversals, strict=True)
+        )
+        for a in own
+    )
+
+
+def _order_of(program: Program, name: str, phi: Phi) -> tuple[int, ...] | None:
+    """The dimensions of the tensor *name* in the order of the layout *phi*; None if it divides or joins some."""
+    xs = find_equation(program, name).scope.traversals
+    found = tuple(xs.index(i.single) if i.single in xs else -1 for _, i in phi)
+    return found if sorted(found) == list(range(len(xs))) else None
+
+
 def _as_sources(scope: Scope) -> Iterable[tuple[Index, ...]]:
     for access in accesses(scope.body):
         if isinstance(access.source, Tensor):
@@ -266,8 +314,13 @@ DIVIDED_FACTOR = 1.1
 
 
 def estimate_equation(equation: Equation, model: CostModel | None = None) -> float:
-    """Estimate seconds by roofline, more for reads that jump through memory."""
-    return (model or CostModel()).estimate(equation).seconds * max(
+    """Estimate seconds by roofline, more for reads that jump through memory and for operands that are copied first."""
+    model = model or CostModel()
+    seconds = model.estimate(equation).seconds
+    weights = {t.name for t in tensors(equation.scope) if t.weight}
+    if (product := integer_product(equation.scope, weights, {})) is not None:
+        return seconds + product.rearranged_bytes / model.device.cache_bandwidth
+    return seconds * max(
         (_slowdown(scope, a) for _, scope in scopes(equation.scope) for a in accesses(scope.body)), default=1.0
     )
 
@@ -297,7 +350,7 @@ RUNS_PER_MODE = 50
 """Approximate runs of a mode that is measured, of all engines together."""
 
 MAX_MODES = 12
-"""Modes of one equation that are priced; beyond, only those that change one tensor."""
+"""Modes of one equation that are priced; beyond, those that change one tensor, or all to one order."""
 
 
 def post_optimise(derivation: Derivation, rough: Price = estimate_equation, exact: Price | None = None) -> Derivation:
@@ -352,11 +405,9 @@ class LayoutProblem:
     def layouts(self) -> Mapping[str, tuple[Phi, ...]]:
         """The candidate layouts of each intermediate, by name, without weights (made beforehand) and views (free)."""
         known = self.known
-        return {
-            e.name: candidate_layouts(self.program, e)
-            for e in self.program.equations
-            if e.name not in known and not _is_view(e) and e.via is not None
-        }
+        own = [e for e in self.program.equations if e.name not in known and not _is_view(e) and e.via is not None]
+        found = {e.name: candidate_layouts(self.program, e) for e in own}
+        return _with_spread_orders(self.program, found) if any(multiplies_bytes(e.scope) for e in own) else found
 
     def modes(self, e: Equation) -> list[Mode]:
         """Return the modes of *e* that can be run, its own first."""
@@ -365,7 +416,7 @@ class LayoutProblem:
         free = [*own, *dict.fromkeys(read)]
         choices = list(product(*(range(len(self.layouts[name])) for name in free)))
         if len(choices) > MAX_MODES:
-            choices = [c for c in choices if sum(map(bool, c)) <= 1]
+            choices = [c for c in choices if sum(map(bool, c)) <= 1 or self._is_one_order(free, c)]
         found = []
         for choice in choices:
             at = dict(zip(free, choice, strict=True))
@@ -374,6 +425,11 @@ class LayoutProblem:
                 makes = {name: at[name] for name in own}
                 found.append(Mode(seconds, {name: at[name] for name in read}, makes))
         return found
+
+    def _is_one_order(self, names: Sequence[str], choice: Sequence[int]) -> bool:
+        """Whether all of *names* have their dimensions in one order, which is not their own."""
+        orders = {_order_of(self.program, name, self.layouts[name][n]) for name, n in zip(names, choice, strict=True)}
+        return all(choice) and len(orders) == 1 and None not in orders
 
     def priced(self, e: Equation, mode: Mode) -> Mode:
         """Return *mode* of *e* with its seconds by this problem's price."""

@@ -28,7 +28,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from einnet_explore.analysis.counts import bytes_moved
-from einnet_explore.analysis.equations import is_typed, resolve_access
+from einnet_explore.analysis.equations import constant_tensors, is_typed, resolve_access
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.indices import fresh_name, substitute
 from einnet_explore.analysis.products import match_integer_product
@@ -526,7 +526,8 @@ def _fuse_pair(program: Program, first: Equation, second: Equation) -> Equation 
     inner = replace(first.scope, traversals=scope.traversals, summations=tuple(sums), body=body, padding=())
     made = replace(scope, body=map_accesses(scope.body, lambda a: inner[scope.traversals] if a == read else a))
     if is_typed(made) or is_typed(first.scope):
-        return None if integer_product(made, (), {}) is None else Equation(second.name, made, Instance(EOPERATOR))
+        known = constant_tensors(program)
+        return None if integer_product(made, known, {}) is None else Equation(second.name, made, Instance(EOPERATOR))
     return None if tiled_contraction(made) is None else Equation(second.name, made, Instance(EOPERATOR))
 
 

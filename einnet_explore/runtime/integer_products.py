@@ -73,6 +73,9 @@ VNNI_SPEEDUP = 3.7
 PACKING_ROWS = 32
 """Rows of a product that take as long as packing a panel of columns."""
 
+GATHERED_BYTES = 8
+"""Bytes of an interleaved copy that take as long as one that is found by a table."""
+
 MIN_SHARED_PRODUCTS = 1 << 18
 """Products of two elements from which on several threads share a kernel."""
 
@@ -326,6 +329,15 @@ class PackedProduct:
         return len(self.places) * rows * self._packed_size(self.columns) * self.length
 
     @property
+    def rearranged_bytes(self) -> int:
+        """Bytes that it reads and writes besides: to copy rows, to interleave them, and to transpose results."""
+        copied = 0 if self.copy is None else self.copy.size * (2 if self.copy.spread > 1 else 1)
+        if self.mode == RowMode.GATHERED:
+            copied = len(self.rows.starts) * len(self.rows.outer) * self.length * GATHERED_BYTES
+        transposed = self.by_column != 1
+        return copied + transposed * prod(self.scope.shape) * type_of(element_type(self.scope)).bits // 8
+
+    @property
     def shared(self) -> bool:
         """Whether several threads run the kernel."""
         return self.threads > 1 and self.work >= MIN_SHARED_PRODUCTS
@@ -553,9 +565,11 @@ class OperandRead:
         shape = self.layout.shape
         if self.by.get(y) == 1 and self.pads and self.layout.strides == row_major_strides(shape):
             padded = tuple(b + n + a for n, (b, a) in zip(shape, self.pads, strict=True))
-            lines = _places((*shape[:-1], 1), self.pads, row_major_strides(padded))
+            last = max(d for d, pads in enumerate(self.pads) if any(pads))  # dimensions after it are in its lines
+            strides = row_major_strides(padded)[: last + 1]
+            lines = _places((*shape[:last], 1), self.pads[: last + 1], strides)
             size = prod(padded) + self.group  # the last step reads beyond the last element
-            copied = LineCopy(1, 1, shape[-1], (0,), lines, prod(padded), size, self.fill)
+            copied = LineCopy(1, 1, prod(shape[last:]), (0,), lines, prod(padded), size, self.fill)
             groups = np.arange(-(-y.extent // self.group), dtype=np.int32) * np.int32(self.group)
             yield _Copy(copied, self.start, self.by, groups)
 

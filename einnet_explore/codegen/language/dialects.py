@@ -21,6 +21,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from einnet_explore.codegen.language.rounding import nearest_integer
 from einnet_explore.codegen.language.statements import (
     WORD_TYPES,
     Copy,
@@ -360,19 +361,6 @@ def _with_type(source: str, name: str, kind: Type) -> tuple[str, str]:
     return name, source
 
 
-def _shifted_rounding(e: Expr) -> tuple[Expr, float] | None:
-    """Return (x, n) if *e* is x of float32 or float64, rounded, plus an integer n; else None."""
-    match e:
-        case Call("round", (x,)) if x.type in (F32, F64):
-            return x, 0.0
-        case Binary("+", Literal(n), Call("round", (x,))) | Binary("+", Call("round", (x,)), Literal(n)) if x.type in (
-            F32,
-            F64,
-        ) and n == int(n):
-            return x, n
-    return None
-
-
 C_SOURCES = {"erf": ERF_SOURCE, "exp": EXP_SOURCE, "tanh": TANH_SOURCE}
 """Functions of float32 that the C dialect defines."""
 
@@ -609,11 +597,11 @@ class ExpressionPrinter:
                 return f"{self.expr(left, inner)} {op} {self.expr(right, max(inner, binds + 1))}", binds
             case Cast(kind, LaunchIndex(of, dim)) if self.dialect is not C and kind.integer:
                 return f"({self.dialect.spell(kind)}){self.dialect.launch_index(of, dim)}", UNARY_PRECEDENCE
-            case Cast(kind, Call("minimum", (Call("maximum", (x, Literal(low))), Literal(high)))) if (
-                self.dialect is C and kind.integer and kind.bits <= 16 and (whole := _shifted_rounding(x)) is not None
+            case Cast(kind, arg) if self.dialect is C and (
+                whole := nearest_integer(arg if isinstance(arg, Cast) and not kind.integer else e)
             ):
                 name = self._helper(*_with_type(NEAREST_INTEGER_SOURCE, "nearest_integer", whole[0].type))
-                ends = ", ".join(f"{n:.0f}" for n in (whole[1], low, high))
+                ends = ", ".join(f"{n:.0f}" for n in whole[1:])
                 return f"({self.dialect.spell(kind)}){name}({self.expr(whole[0])}, {ends})", UNARY_PRECEDENCE
             case Cast(kind, arg):
                 if kind == BOOL:

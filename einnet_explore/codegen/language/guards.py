@@ -35,11 +35,11 @@ def split_at_guards(loop: For, first: Var, last: Var) -> tuple[Statement, ...]:
     r"""Return *loop* in three parts, of which the middle one, from *first* to *last*, is without guards.
 
     Guards are the conditions :math:`k x + r \ge 0` and :math:`k x + r < 0` of the loop's variable `x`, with
-    :math:`k > 0`, and those that do not depend on it.  A loop in which none depends on it stays.
+    :math:`k > 0`, and those that do not depend on it.
     """
     inside = {name for s in all_statements(loop.body) for name in (*declared_names(s), *_counters(s))}
     guards = {g: k for g in _guards(loop.body) if (k := _slope(g, loop.var, inside)) is not None}
-    if not any(guards.values()):
+    if not guards:
         return (loop,)
     least, most, zero = loop.start, loop.stop, Literal(0, loop.var.kind)
     for guard, k in guards.items():

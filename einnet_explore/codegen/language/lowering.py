@@ -12,6 +12,7 @@ from typing import TypeAlias, TypeVar
 
 from einnet_explore.analysis.flattening import flat_address, row_major_strides
 from einnet_explore.analysis.indices import box_tests
+from einnet_explore.codegen.language.rounding import nearest_integer, round_in_single
 from einnet_explore.codegen.language.statements import walk_expression
 from einnet_explore.codegen.language.values import (
     BF16,
@@ -133,7 +134,10 @@ def lower_scalar(
                     replace(chosen, eager=True) if eager and isinstance(chosen, Select) and _cheap(chosen) else chosen
                 )
             case Apply(op, (arg,)) if op in ELEMENT_TYPES and is_exact_cast(e):
-                return go(arg)
+                # A rounded number is a small integer for a moment: C rounds and converts in one instruction.
+                number = go(arg)
+                rounded = cast(type_of(op), number)
+                return number if nearest_integer(rounded) is None else cast(kind, round_in_single(rounded))
             case Apply(op, args):
                 return lower_operator(op, tuple(go(a) for a in args))
 

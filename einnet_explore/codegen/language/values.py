@@ -287,6 +287,14 @@ def cast(kind: Type, arg: ExprLike) -> Expr:
         raise Refused(f"a value cannot be cast to {kind!r}, which is a type of memory")
     if made.type == kind:
         return made
+    if (
+        isinstance(made, Cast)
+        and made.arg.type == kind
+        and kind.integer
+        and kind.bits <= 16
+        and made.type in (F32, F64)
+    ):
+        return made.arg  # all its values are numbers of the type in between
     if isinstance(made, Literal) and kind.kind == "float":
         return literal(made.value, kind)
     if isinstance(made, Literal) and kind.integer and int(made.value) == made.value:
