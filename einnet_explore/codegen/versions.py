@@ -65,13 +65,13 @@ SCHEDULE_VERSION = 38
 TILED_KERNEL_VERSION = 10
 """Tiled contractions."""
 
-INTEGER_PRODUCT_VERSION = 7
+INTEGER_PRODUCT_VERSION = 8
 """Products of bytes and of bfloat16, with epilogues."""
 
 TILE_CHOICE_VERSION = 4
 """Which tile ``best_tile`` chooses for a contraction."""
 
-SEARCH_VERSION = 20
+SEARCH_VERSION = 21
 """What a search finds, and how its candidates are tuned and selected."""
 
 
