@@ -67,7 +67,7 @@ BRIEF_SECONDS = 3.0
 DECIDED_SHARE, DECIDED_ROUNDS, DECIDED_SECONDS = 0.85, 20, 0.05
 """A comparison is decided by so many rounds or more that took so long, if such a part of them agree."""
 
-CLOSE_ROUNDS_FACTOR, CLOSE_SECONDS = 4, 3.0
+CLOSE_ROUNDS_FACTOR, CLOSE_SECONDS = 4, 2.0
 """Multiple of its rounds, and the seconds, that a comparison takes at most while it is not decided."""
 
 LIKELY_DEVIATIONS, LIKELY_SECONDS = 2.0, 0.05
