@@ -321,6 +321,28 @@ def test_tasks_like_one_that_gained_nothing_come_later(
     assert "".join(tuned[:3]) == order  # what joins them is last
 
 
+def test_gain_of_a_convolution_promises_nothing_for_larger_strides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second convolution has a stride of 2; the third, of a few more operations, has windows in one dimension."""
+    shapes = {"k": (64, 64, 3, 3), "l": (160, 64, 3, 3), "m": (56, 64, 1, 7)}
+    weights = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    nodes = [
+        node("Conv", ["x", "k"], ["a"], pads=[1] * 4),
+        node("Conv", ["x", "l"], ["b"], pads=[1] * 4, strides=[2, 2]),
+        node("Conv", ["x", "m"], ["c"], pads=[0, 3, 0, 3]),
+    ]
+    work = Optimiser(model(build(nodes, {"x": (1, 64, 28, 28)}, ["a", "b", "c"], weights)), SHORT)
+    tuned: list[str] = []
+
+    def trial_of(_: object, subprogram: Subprogram) -> Trial:
+        tuned.extend(subprogram.outputs)
+        return Trial(seconds_before=2.0, seconds_after=1.0, why="", winner=Derivation(subprogram.anonymous.program))
+
+    monkeypatch.setattr(Tuner, "trial_of", trial_of)
+    monkeypatch.setattr(Optimiser, "_within_bound", lambda _, part: part)
+    list(work.run())
+    assert "".join(tuned[:3]) == "acb"
+
+
 def test_near_winners_are_kept_if_joined_with_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     everything(monkeypatch)
     monkeypatch.setattr(contest_module, "MAX_WINNER_RATIO", 0.0)

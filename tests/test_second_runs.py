@@ -15,7 +15,16 @@ from einnet_explore.pipeline import baseline as whole_module
 from einnet_explore.pipeline import optimiser as optimise_module
 from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline import tuning_task as task_module
-from einnet_explore.pipeline.baseline import BRIEF_SECONDS, CLEAR_SPEEDUP, Baseline, is_clearly_faster, is_decided
+from einnet_explore.pipeline.baseline import (
+    BRIEF_SECONDS,
+    CLEAR_SPEEDUP,
+    CLOSE_ROUNDS_FACTOR,
+    CLOSE_SECONDS,
+    Baseline,
+    is_clearly_faster,
+    is_decided,
+    plan_speedup,
+)
 from einnet_explore.pipeline.optimiser import SEARCH_TIME_SHARE, Optimiser
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.selection import (
@@ -117,6 +126,36 @@ def test_a_comparison_is_decided_by_rounds_that_agree() -> None:
     assert is_decided({"before": [0.1] * 6, "after": [0.09] * 6}, 1.005)  # long, and all agree
     assert not is_decided({"before": [0.1] * 7, "after": [0.12, *[0.09] * 6]}, 1.005)
     assert not is_decided({"before": [1e-4] * 40, "after": [9e-5] * 40}, 1.005)  # too short
+
+
+@pytest.mark.parametrize(
+    ("faster", "rounds", "decided"), [(9, 11, True), (8, 11, False), (28, 44, False), (29, 44, True)]
+)
+def test_a_close_comparison_is_decided_by_a_likely_majority(faster: int, rounds: int, decided: bool) -> None:
+    samples = {"before": [0.01] * rounds, "after": [0.009] * faster + [0.012] * (rounds - faster)}
+    assert is_decided(samples, 1.005, likely_rounds=11) == decided
+    assert is_decided({"before": samples["after"], "after": samples["before"]}, 1.0, likely_rounds=11) == decided
+    assert not is_decided({"before": [0.01] * 10, "after": [0.009] * 10}, 1.005, likely_rounds=11)
+
+
+def test_close_comparisons_take_more_rounds(clock: Clock) -> None:
+    class Unsteady(Fake):
+        """A plan every other run of which takes a tenth longer."""
+
+        def run(self, feeds: object) -> dict[str, Any]:
+            self.clock.now += self.seconds / 10 * (self.runs % 2)
+            return super().run(feeds)
+
+    def rounds(plan: Fake) -> int:
+        original = Fake(clock, 0.025, runs=1)
+        plan_speedup(original, plan, {}, 0.025, least=1.0)  # type: ignore[arg-type]
+        return original.runs - 3  # two calls say how long it takes
+
+    assert rounds(Fake(clock, 0.02)) == 11
+    assert rounds(Unsteady(clock, 0.024)) == int(CLOSE_SECONDS / 0.05)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(against_module, "CLOSE_SECONDS", 1e9)
+        assert rounds(Unsteady(clock, 0.024)) == 11 * CLOSE_ROUNDS_FACTOR
 
 
 def test_all_plans_share_one_run_of_the_original(clock: Clock) -> None:
@@ -260,6 +299,10 @@ def test_elimination_skips_certain_parts_and_is_bounded() -> None:
     ) == {0}
 
 
+COUNT, DOUBTFUL = MAX_SINGLE_TRIALS + 2, 4
+"""Groups that are tried together first, and the first of them that is doubtful."""
+
+
 def trials(once: float, winners: int, contenders: int) -> list[tuple[int, ...]]:
     """Return the trials of a model that takes *once* seconds, of which each part saves a hundredth."""
     plans = Plans(lambda kept: once * (1 - len(kept) / 100), number=1.0)
@@ -286,6 +329,37 @@ def test_many_parts_are_tried_together_first_and_then_one_by_one() -> None:
     costly = Plans(lambda kept: 1.0 - len(kept) / 100 + (count - 1 in kept), number=1.0)
     kept, *_ = forward_selection(against(costly([])), costly, [(n,) for n in everything], clock=costly.clock)
     assert costly.made[1:4] == [everything, (0,), (0, 1)] and kept == [*range(MAX_SINGLE_TRIALS)]
+
+
+@pytest.mark.usefixtures("paired")
+@pytest.mark.parametrize(
+    ("cost_each", "kept", "trials"),
+    [
+        # Each doubtful group costs less than noise and all of them more; the last one pays next to the certain ones.
+        (0.004, [*range(DOUBTFUL), COUNT - 1], 1 + 1 + COUNT - DOUBTFUL),
+        (-0.004, [*range(COUNT)], 2),  # each gains a little, and all together stay
+    ],
+)
+def test_doubtful_parts_leave_together_unless_they_pay(cost_each: float, kept: list[int], trials: int) -> None:
+    def seconds(numbers: Sequence[int]) -> float:
+        certain = sum(n < DOUBTFUL for n in numbers)
+        return 1.0 - 0.05 * certain + cost_each * (len(numbers) - certain) - 0.01 * (COUNT - 1 in numbers)
+
+    plans, groups = Plans(seconds, number=1.0), [(n,) for n in range(COUNT)]
+    original, doubtful = against(plans([])), range(DOUBTFUL, COUNT)
+    found = forward_selection(original, plans, groups, clock=plans.clock, doubtful=doubtful)
+    assert found.kept == kept and {*found.refused} == {*range(COUNT)} - {*kept}
+    assert plans.made[1:3] == [tuple(range(COUNT)), tuple(range(DOUBTFUL))] and len(plans.made[1:]) >= trials
+    exact = forward_selection(original, plans, groups, clock=plans.clock, doubtful=doubtful, exact=range(COUNT))
+    assert exact.kept == [*range(COUNT)]  # exact ones need not be faster
+
+
+@pytest.mark.usefixtures("paired")
+def test_doubtful_parts_are_kept_if_no_part_is_certain() -> None:
+    plans, groups = Plans(lambda kept: 1.0 - 0.01 * len(kept), number=1.0), [(n,) for n in range(COUNT)]
+    original = against(plans([]))
+    found = forward_selection(original, plans, groups, clock=plans.clock, doubtful=range(COUNT))
+    assert found.kept == [*range(COUNT)] and len(plans.made[1:]) == 1
 
 
 @pytest.mark.usefixtures("paired")

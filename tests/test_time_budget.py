@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import count
+from time import sleep
 
 import numpy as np
 import pytest
@@ -34,20 +35,30 @@ def test_search_counts_processor_time_and_at_least_a_third_of_wall_time(
 
 
 @pytest.mark.parametrize(
-    ("worked", "passed", "seconds"),
+    ("worked", "passed", "waits", "seconds"),
     [
-        (1.0, 4.0, 1.0),  # others had the core
-        (8.0, 4.0, 4.0),  # two threads
-        (0.0, 4.0, 4.0),  # it waited for a device
+        (1.0, 4.0, 0, 1.0),  # others had the core
+        (1.0, 400.0, 0, 1.0),  # for long
+        (1.0, 4.0, 1, 1.0),  # it also waited a little
+        (8.0, 4.0, 9, 4.0),  # two threads
+        (0.0, 4.0, 1, 4.0),  # it waited for a device
     ],
 )
 def test_sample_is_processor_time_within_wall_time(
-    monkeypatch: pytest.MonkeyPatch, worked: float, passed: float, seconds: float
+    monkeypatch: pytest.MonkeyPatch, worked: float, passed: float, waits: int, seconds: float
 ) -> None:
     monkeypatch.setattr(measurement, "perf_counter", ticking(0.0, passed))
     monkeypatch.setattr(measurement, "process_time", ticking(0.0, worked))
+    monkeypatch.setattr(measurement, "_count_waits", iter((7, 7 + waits)).__next__)
     monkeypatch.setattr(measurement, "WARM_CACHE_SECONDS", 0.0)
     assert measurement.sample_seconds(lambda: None, 1) == pytest.approx(seconds)
+
+
+def test_a_call_that_sleeps_waits_and_one_that_computes_does_not() -> None:
+    assert measurement.sample_seconds(partial(sleep, 0.03), 1) >= 0.03
+    before = measurement._count_waits()
+    sleep(0.001)
+    assert measurement._count_waits() > before
 
 
 @pytest.mark.parametrize(("caches", "repeats", "calls"), [(0.0, 1, 1), (float("inf"), 1, 2), (0.0, 3, 4)])

@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from math import sqrt
 from pathlib import Path
 from time import perf_counter
 
@@ -65,6 +66,13 @@ BRIEF_SECONDS = 3.0
 
 DECIDED_SHARE, DECIDED_ROUNDS, DECIDED_SECONDS = 0.85, 20, 0.05
 """A comparison is decided by so many rounds or more that took so long, if such a part of them agree."""
+
+CLOSE_ROUNDS_FACTOR, CLOSE_SECONDS = 4, 2.0
+"""Multiple of its rounds, and the seconds, that a comparison takes at most while it is not decided."""
+
+LIKELY_DEVIATIONS, LIKELY_SECONDS = 2.0, 0.05
+"""After its rounds, and so many seconds, a comparison is decided by a majority that is so many standard deviations
+away from a tie."""
 
 UNANIMOUS_ROUNDS, UNANIMOUS_SECONDS = 6, 1.0
 """It is also decided by so many rounds that took so long, if all of them agree."""
@@ -190,10 +198,15 @@ def plan_speedup(
 ) -> float:
     """Return the speedup of *after* over *before*, one run of which takes about *once* seconds.
 
-    If only a speedup of *least* or not matters, no more rounds are timed once that is decided.
+    If only a speedup of *least* or not matters, no more rounds are timed once that is decided, and more if it is not.
     """
-    enough = all_rounds if least is None else partial(is_decided, least=least)
-    times = time_plans(before, after, feeds, measurement_rounds(once, 11), 0.3, warm, enough)
+    rounds = measurement_rounds(once, 11)
+    if least is None:
+        times = time_plans(before, after, feeds, rounds, 0.3, warm)
+    else:
+        most = max(rounds, min(CLOSE_ROUNDS_FACTOR * rounds, int(CLOSE_SECONDS / (2 * once))))
+        enough = partial(is_decided, least=least, likely_rounds=rounds)
+        times = time_plans(before, after, feeds, most, 0.3, warm, enough)
     return times_faster(times["before"], times["after"])
 
 
@@ -212,13 +225,18 @@ def time_plans(
     return time_calls(calls, rounds, min_seconds, settle, warm, enough)
 
 
-def is_decided(samples: Mapping[str, Sequence[float]], least: float) -> bool:
-    """Whether nearly all pairs of *samples* agree that ``after`` is *least* times as fast as ``before``, or is not."""
+def is_decided(samples: Mapping[str, Sequence[float]], least: float, likely_rounds: int | None = None) -> bool:
+    """Whether nearly all pairs of *samples* agree that ``after`` is *least* times as fast as ``before``, or is not.
+
+    From *likely_rounds* on, the majority decides if the pairs of a tie would hardly have it (``LIKELY_DEVIATIONS``).
+    """
     pairs = list(zip(samples["before"], samples["after"], strict=True))
     faster = sum(one >= least * other for one, other in pairs)
     agree, seconds = max(faster, len(pairs) - faster), sum(map(sum, pairs))
     if agree == len(pairs) >= UNANIMOUS_ROUNDS and seconds >= UNANIMOUS_SECONDS:
         return True
+    if likely_rounds is not None and len(pairs) >= likely_rounds and seconds >= LIKELY_SECONDS:
+        return 2 * agree - len(pairs) >= LIKELY_DEVIATIONS * sqrt(len(pairs))
     return agree >= DECIDED_SHARE * len(pairs) and len(pairs) >= DECIDED_ROUNDS and seconds >= DECIDED_SECONDS
 
 

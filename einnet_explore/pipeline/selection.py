@@ -1,7 +1,8 @@
 """Selection by measurements of the whole model: the derived subprograms, the form of the plan, the exported file.
 
 * Forward selection: derived subprograms join the plan one by one, and stay if they make it faster.  Many join it
-  together first, since conversions between replaced and other subprograms vanish only then.
+  together first, since conversions between replaced and other subprograms vanish only then.  Those that gain little by
+  themselves then leave it together, unless the plan is slower without them, and join it again one by one.
 * Backward elimination: subprograms without which the plan is faster are removed.  Forward selection measures each
   subprogram only with those before it.  It may slow down the final plan if it is joined with later ones, or if its
   original was slow only *in isolation*.
@@ -63,6 +64,9 @@ from einnet_explore.support.limits import return_free_memory
 MIN_PART_SPEEDUP = 1.005
 """Speedup of the whole model that a group of equal subprograms has to bring."""
 
+MIN_SPEEDUP_WITHOUT = 1.0
+"""Speedup of the whole model for which doubtful subprograms leave it together: fewer replacements are preferred."""
+
 MIN_EXACT_PART_SPEEDUP = 0.99
 """The same for exact subprograms: they may cost as much as noise."""
 
@@ -100,83 +104,115 @@ def forward_selection(
     clock: Callable[[], float] = perf_counter,
     start: ExecutionPlan | None = None,
     exact: Collection[int] = (),
+    doubtful: Collection[int] = (),
 ) -> ForwardSelection:
     """Select the subprograms that make the whole model faster than the plan *start* (by default the original).
 
     *winners* and *contenders* are groups of equal subprograms, most gain first; each group joins the plan as one.
     Contenders come after the winners.  A group that made the plan slower is tried once more with those that joined
     later, whose layouts it may share; last, all are tried together.  Those that are *exact* are tried together first,
-    and a group of them stays unless the plan is slower by more than noise, or slower than *start*.  Ctrl-C ends the
-    selection with the groups kept by then.
+    and a group of them stays unless the plan is slower by more than noise, or slower than *start*.  If many groups
+    joined together, the *doubtful* ones leave together if the plan is then no slower, and are tried one by one.  Ctrl-C
+    ends the selection with the groups kept by then.
     """
     _ = baseline.want  # its run is no part of the time
     until = clock() + seconds
     kept: list[int] = []
     plan, refused, interrupted = start or baseline.original, dict[int, str](), False
-    tried: dict[tuple[int, ...], float] = {}
-    turns = _trial_order([*map(tuple, winners)], [*map(tuple, contenders)], lambda: clock() > until)
+    tried: dict[_Turn, float] = {}
+    doubtful = {*doubtful} - {*exact}
+    turns = _trial_order(
+        [*map(tuple, winners)],
+        [*map(tuple, contenders)],
+        doubtful,
+        is_kept=lambda group: {*group} <= {*kept},
+        late=lambda: clock() > until,
+    )
     every = tuple(n for group in (*winners, *contenders) for n in group if n in exact)
     gained = 1.0
-    for more in chain([every] if every else [], turns):
-        if len(kept) <= tried.get(more, -1) or set(more) <= {*kept}:
+    for turn in chain([_Turn(every)] if every else [], turns):
+        changed = turn.applied_to(kept)
+        if len(kept) <= tried.get(turn, -1) or changed == kept or not changed:
             continue  # it is in, it does not agree, or the plan has not changed since it was tried
-        tried[more], larger = inf, sorted({*kept, *more})
-        least = MIN_PART_SPEEDUP
-        if {*more} - {*kept} <= {*exact}:  # the first ones, all together, may not cost anything
+        tried[turn] = inf
+        least = MIN_PART_SPEEDUP if turn.joining else MIN_SPEEDUP_WITHOUT
+        if turn.joining and {*changed} - {*kept} <= {*exact}:  # the first ones, all together, may not cost anything
             least = max(MIN_EXACT_PART_SPEEDUP, MIN_EXACT_SPEEDUP / gained)
         try:
-            speedup, better = _try_group(baseline, plan, plan_of, larger, least)
+            speedup, better = _try_group(baseline, plan, plan_of, changed, least)
         except ValueError as problem:
-            refused |= dict.fromkeys(more, str(problem))
+            refused |= dict.fromkeys(turn.joining, str(problem))
             continue
         except KeyboardInterrupt:
             refused, interrupted = dict.fromkeys(chain.from_iterable(winners), UNTRIED) | refused, True
             break
         if better is None:
-            refused |= dict.fromkeys(more, f"with it the whole model is not faster: {speedup:.2f} of the speed without")
-            tried[more] = len(kept)
+            why = f"with it the whole model is not faster: {speedup:.2f} of the speed without"
+            refused |= dict.fromkeys(turn.joining, why)
+            tried[turn] = len(kept)
         else:
-            kept, plan, gained = larger, better, gained * speedup
+            why = f"without it and others the whole model is not slower: {speedup:.2f} of the speed with them"
+            refused |= dict.fromkeys(turn.leaving, why)
+            kept, plan, gained = changed, better, gained * speedup
     return ForwardSelection(kept, plan, {n: why for n, why in refused.items() if n not in kept}, interrupted)
 
 
+class _Turn(NamedTuple):
+    """A change of the plan to be tried: the subprograms *joining* it, or *leaving* it."""
+
+    joining: tuple[int, ...]
+    leaving: tuple[int, ...] = ()
+
+    def applied_to(self, kept: Iterable[int]) -> list[int]:
+        """Return the subprograms of the plan with *kept* after this turn."""
+        return sorted(({*kept} | {*self.joining}) - {*self.leaving})
+
+
 def _trial_order(
-    winners: Sequence[tuple[int, ...]], contenders: Sequence[tuple[int, ...]], late: Callable[[], bool]
-) -> Iterable[tuple[int, ...]]:
+    winners: Sequence[tuple[int, ...]],
+    contenders: Sequence[tuple[int, ...]],
+    doubtful: Collection[int],
+    is_kept: Callable[[Iterable[int]], bool],
+    late: Callable[[], bool],
+) -> Iterable[_Turn]:
     """Yield *winners*, the last of them together, then *contenders*, then both again, until it is *late*; then all.
 
     Among many operators with a layout of their own, which another runtime prefers, a few others only pay together.  So
-    all are tried, however late it is, and many winners are tried together first: what of them costs more than it saves
-    is left to backward elimination.
+    all are tried, however late it is, and many winners are tried together first.  Each of those that are *doubtful*
+    may cost less than the noise, and all together more: they leave together, and those that are not kept (*is_kept*)
+    are tried one by one.
     """
     again: list[tuple[int, ...]] = []
     if len(winners) > MAX_SINGLE_TRIALS:
-        yield tuple(chain.from_iterable(winners))
-    for n, group in enumerate(winners):
+        together = tuple(chain.from_iterable(winners))
+        yield _Turn(together)
+        yield _Turn((), tuple(n for n in together if n in doubtful))
+    waiting = [group for group in winners if not is_kept(group)]
+    for n, group in enumerate(waiting):
         last = n == MAX_SINGLE_TRIALS or late()
-        again.append(tuple(chain.from_iterable(winners[n:])) if last else group)
-        yield again[-1]
+        again.append(tuple(chain.from_iterable(waiting[n:])) if last else group)
+        yield _Turn(again[-1])
         if last:
             break
     several = contenders[:MAX_CONTENDERS]
     for more in (*several, *again, *several):
         if late():
             break
-        yield more
-    yield tuple(dict.fromkeys(chain.from_iterable((*winners, *contenders))))
+        yield _Turn(more)
+    yield _Turn(tuple(dict.fromkeys(chain.from_iterable((*winners, *contenders)))))
 
 
 def _try_group(
-    baseline: Baseline, plan: ExecutionPlan, plan_of: PlanMaker, larger: list[int], least: float
+    baseline: Baseline, plan: ExecutionPlan, plan_of: PlanMaker, numbers: list[int], least: float
 ) -> tuple[float, ExecutionPlan | None]:
-    """Return the speedup over *plan* of the plan with *larger*, and that plan if the speedup is *least* or more.
+    """Return the speedup over *plan* of the plan with *numbers*, and that plan if the speedup is *least* or more.
 
     A plan that does not pay is freed here: plans are as large as their model.  Raises ValueError if the plan cannot be
     made or does not agree with the original.
     """
     if plan is not baseline.original:
         baseline.original.rest()  # two other plans are compared
-    trial = plan_of(larger)
+    trial = plan_of(numbers)
     speedup = _checked_speedup(baseline, plan, trial, least)
     return speedup, trial if speedup >= least else None
 
@@ -575,6 +611,7 @@ class Selector:
             self._groups_by_gain(contenders),
             min(FORWARD_SELECTION_SECONDS, self._seconds_left()),
             exact=self._exact,
+            doubtful=[n for n, part in enumerate(self.parts) if _is_doubtful(part)],
         )
         return found._replace(plan=self.baseline.original)  # other plans need its memory
 

@@ -22,17 +22,24 @@ WINDOW_GAIN, OTHER_GAIN = 0.35, 0.1
 need windows, and libraries multiply matrices well."""
 
 
-def count_windows(scope: Scope) -> int:
-    """Count the indices in which a traversal and a summation meet, such as `h + r` of a convolution."""
+def window_strides(scope: Scope) -> tuple[int, ...]:
+    """Return the strides of the windows of *scope*, least first.
+
+    A window is an index in which a traversal and a summation meet, such as `2*h + r` of a convolution with stride 2.
+    """
     summed = {s for s in scope.summations if s.extent > 1}
-    moved = {x for x in scope.traversals if x.extent > 1}
+    moved = [x for x in scope.traversals if x.extent > 1]
     indices = chain.from_iterable(access.index for access in accesses(scope.body))
-    return sum(not summed.isdisjoint(i.iterators) and not moved.isdisjoint(i.iterators) for i in indices)
+    windows = [index for index in indices if not summed.isdisjoint(index.iterators)]
+    return tuple(sorted(abs(index.coefficient(x)) for index in windows for x in moved if x in index.iterators))
 
 
-def structure(program: Program) -> tuple[int, ...]:
-    """Return what programs of other sizes share with *program*: the windows of its searched expressions."""
-    return tuple(sorted(count_windows(program.equations[n].scope) for n in compute_bound(program)))
+def structure(program: Program) -> tuple[tuple[int, ...], ...]:
+    """Return what programs of other sizes share with *program*: the windows of its searched expressions.
+
+    Windows with other strides gain by other algorithms, or by none.
+    """
+    return tuple(sorted(window_strides(program.equations[n].scope) for n in compute_bound(program)))
 
 
 @dataclass
