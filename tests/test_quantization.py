@@ -29,7 +29,7 @@ from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.plan import ProgramCall, build_plan
 from einnet_explore.pipeline.subprogram import step_certificates
 from einnet_explore.rules import PADDING_EXCHANGE, REQUANTISATION, Derivation
-from einnet_explore.runtime import compiled, integer_products
+from einnet_explore.runtime import c_kernels, compiled, integer_products
 from einnet_explore.runtime.implementation_choice import ProfileStore, compile_measured, epilogue_pairs
 from einnet_explore.runtime.onnx_fragment import onnx_session
 from einnet_explore.runtime.program import CompiledProgram, compile_program
@@ -686,3 +686,15 @@ def test_products_of_bytes_are_no_calls_of_libraries() -> None:
     )
     with pytest.raises(Refused, match="sums products of bytes"):
         match_operator(program.equations[0].scope, next(o for o in OPERATORS if o.name == "Matmul"))
+
+
+@pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
+def test_pooling_with_channels_last_has_loops_without_conditions() -> None:
+    program = ee.parse(
+        "tensor X[2, 9, 8, 35] uint8 pad [0, 1, 1, 0]\nY[n:2, h:5, w:4, c:35] = max[r:3, s:3] X[n, 2*h+r-1, 2*w+s-1, c]"
+    )
+    text = c_kernels.NativeSource(program.equations[0].scope, 1).text
+    loops = [line for line in text.splitlines() if "maximum_uint8(maximum_uint8(" in line]
+    assert len(loops) > 1 and any("?" not in line for line in loops)
+    given = {"X": numbers(2, 9, 8, 35, dtype="uint8")}
+    np.testing.assert_array_equal(compile_program(program).run(given)["Y"], evaluate(program, given)["Y"])
