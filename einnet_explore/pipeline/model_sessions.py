@@ -25,13 +25,6 @@ from einnet_explore.runtime.onnx_fragment import (
 )
 from einnet_explore.runtime.onnx_weights import NO_WEIGHTS, open_lent
 from einnet_explore.support.errors import Refused
-from einnet_explore.support.limits import return_free_memory
-
-MIN_FREED_BYTES = 16 << 20
-"""Bytes of weights from which on freed memory is returned to the system before and after a session is opened.
-
-ONNX Runtime copies weights several times meanwhile.
-"""
 
 Border: TypeAlias = "tuple[tuple[str, ...], tuple[str, ...]]"
 """The names of the values that enter nodes of a model, and of those that leave them."""
@@ -121,17 +114,11 @@ def open_session(
     if kernels:
         register_custom_ops(options)
     adjust(options)
-    is_large = sum(array.nbytes for array in weights.values()) >= MIN_FREED_BYTES
-    if is_large:
-        return_free_memory()
     try:
-        session = open_lent(model, options, weights)
+        return open_lent(model, options, weights)
     except ONNXRUNTIME_ERRORS as error:
         where = describe_nodes(nodes) if nodes else whole
         raise Refused(f"{where}: ONNX Runtime refuses: {onnxruntime_message(error)}") from error
-    if is_large:
-        return_free_memory()
-    return session
 
 
 def run_session(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -22,12 +23,19 @@ from google.protobuf.message import Message  # type: ignore[import-untyped]
 from onnx import TensorProto, helper, numpy_helper
 
 from einnet_explore.runtime.arrays import ALIGNMENT, Array, Arrays, aligned, aligned_empty
+from einnet_explore.support.limits import large_blocks_returned, return_free_memory
 
 DOMAIN = "einnet"
 """The domain of the operators that run kernels."""
 
 MIN_DECLARED_BYTES = 1 << 10
 """Bytes of a weight from which on it is declared: fewer are written into the graph, where shape inference sees them."""
+
+MIN_FREED_BYTES = 16 << 20
+"""Bytes of lent weights from which on freed memory is returned to the system while a session is opened.
+
+ONNX Runtime copies weights several times meanwhile.
+"""
 
 NO_WEIGHTS: Arrays = MappingProxyType({})
 
@@ -140,7 +148,13 @@ def open_lent(
     in_place = {name: value for name, value in lent.items() if name in names}
     for name, value in in_place.items():
         options.add_initializer(name, value)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    is_large = sum(value.tensor_size_in_bytes() for value in lent.values()) >= MIN_FREED_BYTES
+    if is_large:
+        return_free_memory()
+    with large_blocks_returned() if is_large else nullcontext():
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    if is_large:
+        return_free_memory()
     session.lent_weights = in_place  # it knows addresses only
     return session
 
