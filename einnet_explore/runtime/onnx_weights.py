@@ -192,10 +192,11 @@ LARGE_PAGE_BYTES = 2 << 20
 class LargePages:
     """Memory in large pages for arrays that live about as long: small ones share a page.
 
-    Pages are freed with the last of their arrays.
+    Pages are freed with the last of their arrays.  A view of an array keeps that array alive, not only its memory, so
+    whoever remembers it by a weak reference finds it again.
     """
 
-    _rest: Array = field(default_factory=lambda: np.empty(0, np.uint8))
+    _rest: memoryview = field(default_factory=lambda: memoryview(b""))
     """The unused bytes of the last pages."""
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
@@ -203,12 +204,12 @@ class LargePages:
         kind = np.dtype(dtype)
         size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
         if not hasattr(mmap, "MADV_HUGEPAGE"):
-            return aligned_empty(shape, kind)
-        room = self._rest if size <= self._rest.size else _new_pages(size)
+            return np.ndarray(shape, kind, memoryview(aligned_empty((size,), np.uint8)))
+        room = self._rest if size <= self._rest.nbytes else _new_pages(size)
         rest = room[-(-size // ALIGNMENT) * ALIGNMENT :]
-        if room is self._rest or rest.size > self._rest.size:
+        if room is self._rest or rest.nbytes > self._rest.nbytes:
             self._rest = rest
-        return room[:size].view(kind).reshape(shape)
+        return np.ndarray(shape, kind, room[:size])  # its base is no array, which views would take for theirs
 
     def copy(self, array: Array) -> Array:
         """Return a copy of *array*; strings are copied elsewhere."""
@@ -219,19 +220,23 @@ class LargePages:
         return made
 
 
-def _new_pages(size: int) -> Array:
+def _new_pages(size: int) -> memoryview:
     """Return *size* bytes, rounded up to whole large pages."""
     whole = -(-size // LARGE_PAGE_BYTES) * LARGE_PAGE_BYTES
     memory = mmap.mmap(-1, whole + LARGE_PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared has none
     memory.madvise(mmap.MADV_HUGEPAGE)
-    room = np.frombuffer(memory, np.uint8)
-    start = -room.ctypes.data % LARGE_PAGE_BYTES
-    return room[start : start + whole]
+    start = -np.frombuffer(memory, np.uint8).ctypes.data % LARGE_PAGE_BYTES
+    return memoryview(memory)[start : start + whole]
+
+
+def owner_of(array: Array) -> Array:
+    """Return the array that *array* is a view of, or itself."""
+    owner = array
+    while hasattr(base := owner.base, "base"):  # also the owners of strided views, which are no arrays
+        owner = base
+    return owner
 
 
 def lies_in_large_pages(array: Array) -> bool:
     """Return whether *array* is one of a ``LargePages``, or a view of one."""
-    owner: object = array
-    while hasattr(owner, "base"):  # also the owners of strided views, which are no arrays
-        owner = owner.base
-    return isinstance(owner, memoryview) and isinstance(owner.obj, mmap.mmap)
+    return isinstance(owner_of(array).base, mmap.mmap)
