@@ -46,6 +46,7 @@ from einnet_explore.onnx_import.model import (
 from einnet_explore.onnx_import.resizing import with_interpolation_matrices
 from einnet_explore.onnx_import.shapes import MAX_KNOWN_ELEMENTS, graph_values, infer_static_shapes, set_input_shapes
 from einnet_explore.onnx_import.widening import narrow_types, widen
+from einnet_explore.runtime.arrays import ALIGNMENT
 from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS
 from einnet_explore.runtime.onnx_weights import (
     DOMAIN,
@@ -282,7 +283,7 @@ def _have_equal_bytes(one: Array, other: Array) -> bool:
 
 def _arrays(file: str, graph: onnx.GraphProto) -> dict[str, Array]:
     """Return copies of the weights of *graph*, in large pages, by name."""
-    pages = LargePages()
+    pages = LargePages(sum(weight.ByteSize() + ALIGNMENT for weight in graph.initializer))
     return {name: pages.copy(array) for name, array in _elements(file, graph)}
 
 

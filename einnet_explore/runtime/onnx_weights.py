@@ -193,9 +193,11 @@ class LargePages:
     """Memory in large pages for arrays that live about as long: small ones share a page.
 
     Pages are freed with the last of their arrays.  A view of an array keeps that array alive, not only its memory, so
-    whoever remembers it by a weak reference finds it again.
+    whoever remembers it by a weak reference finds it again.  The first pages have *expected_bytes* or more: arrays of
+    that many bytes then lie one after the other, and the rest takes no memory.
     """
 
+    expected_bytes: int = 0
     _rest: memoryview = field(default_factory=lambda: memoryview(b""))
     """The unused bytes of the last pages."""
 
@@ -205,7 +207,8 @@ class LargePages:
         size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
         if not hasattr(mmap, "MADV_HUGEPAGE"):
             return np.ndarray(shape, kind, memoryview(aligned_empty((size,), np.uint8)))
-        room = self._rest if size <= self._rest.nbytes else _new_pages(size)
+        room = self._rest if size <= self._rest.nbytes else _new_pages(max(size, self.expected_bytes))
+        self.expected_bytes = 0
         rest = room[-(-size // ALIGNMENT) * ALIGNMENT :]
         if room is self._rest or rest.nbytes > self._rest.nbytes:
             self._rest = rest

@@ -164,9 +164,7 @@ class TiledContraction:
         _sources[key], _packed[key] = owner, found
         return found
 
-    def bind(
-        self, arrays: Mapping[str, Array], out: Array, packed: Array | None = None
-    ) -> Callable[[], object]:
+    def bind(self, arrays: Mapping[str, Array], out: Array, packed: Array | None = None) -> Callable[[], object]:
         """A call that reads *arrays* (by tensor name) where they are now and writes *out*.
 
         A constant is packed here, unless it is given *packed*.  Raises BackendError where an array has another shape or

@@ -155,7 +155,7 @@ def large_blocks_returned() -> Generator[None]:
 
 def _count_returning_body(change: int) -> None:
     """Count bodies of ``large_blocks_returned`` in all threads; the first and the last one set the allocator."""
-    global _returning_bodies  # noqa: PLW0603 - the allocator is the process's
+    global _returning_bodies
     assert _mallopt is not None
     with _returning_lock:
         before, _returning_bodies = _returning_bodies, _returning_bodies + change
