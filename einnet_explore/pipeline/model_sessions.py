@@ -276,16 +276,22 @@ _LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def _is_worth_a_file(model: Model) -> bool:
-    """Whether *model* is large, and its session as fast with weights that are mapped from a file.
+    """Whether *model* is large, and its session as fast with weights that are mapped from a file."""
+    nbytes = sum(array.nbytes for array in model.original_weights.values())
+    return nbytes >= MIN_FREED_BYTES and maps_files_as_fast()
+
+
+def maps_files_as_fast() -> bool:
+    """Whether mapped files are read as fast here as other memory.
 
     Where the system backs all memory by large pages, files that are mapped have none.
     """
-    nbytes = sum(array.nbytes for array in model.original_weights.values())
-    if nbytes < MIN_FREED_BYTES or not sys.platform.startswith("linux"):
+    if not sys.platform.startswith("linux"):
         return False
-    with suppress(OSError):
+    try:
         return "[always]" not in _LARGE_PAGES.read_text()
-    return True
+    except OSError:
+        return True
 
 
 def _write_optimised(options: onnxruntime.SessionOptions, file: Path, weights: Path) -> None:
