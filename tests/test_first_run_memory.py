@@ -19,7 +19,8 @@ from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline import model_sessions
 from einnet_explore.pipeline.assembly import WeightFolder
 from einnet_explore.pipeline.baseline import random_model_inputs
-from einnet_explore.pipeline.model_sessions import ReopenedSession
+from einnet_explore.pipeline.model_sessions import ReopenedSession, original_session
+from einnet_explore.pipeline.model_spelling import with_normal_spelling
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.implementations import Implementation, first_implementation
 from einnet_explore.runtime.onnx_fragment import custom_ops_available
@@ -102,7 +103,7 @@ def environ_of(folder: Path) -> dict[str, str]:
 @pytest.fixture
 def any_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Let sessions of small models, too, be reopened from files."""
-    monkeypatch.setattr(model_sessions, "MIN_FREED_BYTES", 0)
+    monkeypatch.setattr(model_sessions, "MIN_MAPPED_BYTES", 0)
     monkeypatch.setattr(model_sessions, "maps_files_as_fast", lambda: True)
     monkeypatch.setenv("EINNET_EXPLORE_CACHE", str(tmp_path))
 
@@ -254,7 +255,12 @@ def test_a_constant_is_freed_when_a_session_has_it_packed() -> None:
 
 def test_the_allocator_is_set_once_for_bodies_inside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, int]] = []
-    monkeypatch.setattr(limits, "_mallopt", lambda what, value: calls.append((what, value)) or 1)
+
+    def note(what: int, value: int) -> int:
+        calls.append((what, value))
+        return 1
+
+    monkeypatch.setattr(limits, "_mallopt", note)
     for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"):
         monkeypatch.delenv(name, raising=False)
     with limits.large_blocks_returned(), limits.large_blocks_returned():
@@ -284,3 +290,28 @@ def test_the_sandbox_returns_the_memory_of_a_kernel(tmp_path: Path, monkeypatch:
         status = Path(f"/proc/{child.pid}/status").read_text()
         sizes.append(int(status.split("RssAnon:")[1].split()[0]) >> 10)
     assert max(sizes) < sizes[0] + 8, sizes
+
+
+def test_a_model_in_another_spelling_shares_weights_with_the_one_that_was_read() -> None:
+    rng = np.random.default_rng(2)
+    shapes = {"a": (32, 16), "b": (32, 24), "last": (40, 48)}
+    weights = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["xa"], name="first"),
+        helper.make_node("MatMul", ["x", "b"], ["xb"], name="second"),
+        helper.make_node("Concat", ["xa", "xb"], ["both"], name="both", axis=1),
+        helper.make_node("MatMul", ["both", "last"], ["y"], name="third"),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [7, n]) for name, n in (("x", 32), ("y", 48))]
+    stored = [numpy_helper.from_array(weights[name], name) for name in ("a", "b", "last")]
+    graph = helper.make_graph(nodes, "parts", ends[:1], ends[1:], stored)
+    model = load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    made = with_normal_spelling(model)
+    assert [node.op for node in made.nodes] == ["MatMul", "MatMul"]
+    assert np.shares_memory(made.weights["last"], model.weights["last"])
+    (joined,) = made.weights.keys() - {"last"}
+    np.testing.assert_array_equal(made.weights[joined], np.concatenate([weights["a"], weights["b"]], 1))
+    feeds = random_model_inputs(model)
+    (want,) = original_session(model, 1).run(None, feeds)
+    session = onnxruntime.InferenceSession(made.proto.SerializeToString())
+    np.testing.assert_allclose(session.run(None, feeds)[0], want, rtol=1e-4, atol=1e-4)

@@ -32,13 +32,15 @@ from einnet_explore.runtime.onnx_fragment import (
 )
 from einnet_explore.runtime.onnx_weights import (
     MIN_DECLARED_BYTES,
-    MIN_FREED_BYTES,
     NO_WEIGHTS,
     is_declared,
     open_lent,
 )
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.storage import temporary_folder
+
+MIN_MAPPED_BYTES = 16 << 20
+"""Bytes of weights from which on a session is reopened from files, whose weights are mapped."""
 
 Border: TypeAlias = "tuple[tuple[str, ...], tuple[str, ...]]"
 """The names of the values that enter nodes of a model, and of those that leave them."""
@@ -278,7 +280,7 @@ _LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 def _is_worth_a_file(model: Model) -> bool:
     """Whether *model* is large, and its session as fast with weights that are mapped from a file."""
     nbytes = sum(array.nbytes for array in model.original_weights.values())
-    return nbytes >= MIN_FREED_BYTES and maps_files_as_fast()
+    return nbytes >= MIN_MAPPED_BYTES and maps_files_as_fast()
 
 
 def maps_files_as_fast() -> bool:

@@ -31,7 +31,7 @@ DOMAIN = "einnet"
 MIN_DECLARED_BYTES = 1 << 10
 """Bytes of a weight from which on it is declared: fewer are written into the graph, where shape inference sees them."""
 
-MIN_FREED_BYTES = 16 << 20
+MIN_FREED_BYTES = 4 << 20
 """Bytes of lent weights from which on freed memory is returned to the system while a session is opened.
 
 ONNX Runtime copies weights several times meanwhile.
