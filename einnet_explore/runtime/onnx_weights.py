@@ -206,7 +206,7 @@ class LargePages:
         kind = np.dtype(dtype)
         size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
         if not hasattr(mmap, "MADV_HUGEPAGE"):
-            return np.ndarray(shape, kind, memoryview(aligned_empty((size,), np.uint8)))
+            return np.ndarray(shape, kind, aligned_empty((size,), np.uint8).data)
         room = self._rest if size <= self._rest.nbytes else _new_pages(max(size, self.expected_bytes))
         self.expected_bytes = 0
         rest = room[-(-size // ALIGNMENT) * ALIGNMENT :]
@@ -234,9 +234,9 @@ def _new_pages(size: int) -> memoryview:
 
 def owner_of(array: Array) -> Array:
     """Return the array that *array* is a view of, or itself."""
-    owner = array
-    while hasattr(base := owner.base, "base"):  # also the owners of strided views, which are no arrays
-        owner = base
+    owner, base = array, array.base
+    while base is not None and hasattr(base, "base"):  # also the owners of strided views, which are no arrays
+        owner, base = base, base.base
     return owner
 
 
