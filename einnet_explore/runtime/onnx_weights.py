@@ -198,7 +198,7 @@ class LargePages:
     """
 
     expected_bytes: int = 0
-    _rest: memoryview = field(default_factory=lambda: memoryview(b""))
+    _rest: memoryview = field(default_factory=lambda: memoryview(bytearray()))
     """The unused bytes of the last pages."""
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
