@@ -274,6 +274,15 @@ def test_the_allocator_is_set_once_for_bodies_inside_each_other(monkeypatch: pyt
         assert len(calls) == 3
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
+def test_a_fork_begins_without_bodies_of_other_threads() -> None:
+    with limits._returning_lock:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if limits._returning_lock.acquire(blocking=False) and limits._returning_bodies == 0 else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+
+
 @linux
 @pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
 def test_the_sandbox_returns_the_memory_of_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,6 +166,15 @@ def _count_returning_body(change: int) -> None:
             _mallopt(M_TRIM_THRESHOLD, 2 * USUAL_MMAP_BYTES)
 
 
+def _forget_returning_bodies() -> None:
+    """Count no body in a fork, where no other thread of its parent ends one, or gives its lock back."""
+    global _returning_lock, _returning_bodies
+    _returning_lock, _returning_bodies = threading.Lock(), 0
+
+
+os.register_at_fork(after_in_child=_forget_returning_bodies)
+
+
 @dataclass(slots=True)
 class MemoryWatch:
     """Whether memory ran *short* in one task, so that its outcome holds for this process's limit only."""
