@@ -288,7 +288,7 @@ def test_closed_session_is_reopened_by_the_next_run(monkeypatch: pytest.MonkeyPa
         np.testing.assert_array_equal(plan.run(feeds)["y"], want["y"])
     assert len(opened) == 2
     plan.rest()
-    plan.wake()
+    plan.make_room()
     plan.run(feeds)
     assert len(opened) == 3
 

@@ -1,5 +1,6 @@
 """Sandboxed first runs of kernels: faults of other processes and late answers are not attributed to a kernel."""
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -121,3 +122,38 @@ def test_kernels_are_kept_by_what_the_processor_can_do(monkeypatch: pytest.Monke
         seen.append((NativeSource(scope(45)).key, "-avx512f" in str(target(1)), "-avx2" in str(target(1))))
     assert seen[0] == seen[1] and seen[1][0] != seen[2][0]
     assert [lacks for _, *lacks in seen] == [[False, False], [False, False], [True, False]]
+
+
+class Missing:
+    """TVM that cannot be imported."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise BackendError("tvm cannot be imported")
+
+
+def test_the_processors_name_is_remembered_for_an_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = compiled.compilation_target.__wrapped__
+    if compiled._target_note() is None or not ask()[0]:
+        pytest.skip("TVM is missing, or the system does not describe the processor")
+    monkeypatch.setenv("EINNET_EXPLORE_CACHE", str(tmp_path))
+    described = tmp_path / "cpuinfo"
+    described.write_text(Path("/proc/cpuinfo").read_text())
+    monkeypatch.setattr(compiled, "_CPU_INFO", described)
+    want = ask()
+    (note,) = tmp_path.glob("kernels/target-*.json")
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled, "tvm", Missing())
+        assert ask() == want
+        for damaged in ("", "[1, 2]", "{}"):
+            note.write_text(damaged)
+            assert ask()[0] == ""  # it is asked for again
+    assert ask() == want and json.loads(note.read_text()) == list(want[:2])
+    described.write_text(described.read_text().replace("stepping\t: ", "stepping\t: 9"))
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled, "tvm", Missing())
+        assert ask()[0] == ""  # another processor
+    note.chmod(0o666)
+    described.write_text(Path("/proc/cpuinfo").read_text())
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled, "tvm", Missing())
+        assert ask()[0] == ""  # others may write it

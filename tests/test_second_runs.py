@@ -79,7 +79,7 @@ class Fake:
     def rest(self) -> None:
         """Nothing to free."""
 
-    def wake(self) -> None:
+    def make_room(self) -> None:
         """Nothing to open."""
 
     def run(self, _: object) -> dict[str, Any]:

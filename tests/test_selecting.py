@@ -193,6 +193,7 @@ class Fake:
     threads: int = 1
 
     rested: int = 0
+    made_room: int = 0
 
     def run(self, _: object) -> dict[str, Any]:
         return {"y": np.ones(3, np.float32)}
@@ -200,8 +201,8 @@ class Fake:
     def rest(self) -> None:
         self.rested += 1
 
-    def wake(self) -> None:
-        """Nothing to open."""
+    def make_room(self) -> None:
+        self.made_room += 1
 
 
 def test_the_original_rests_while_two_plans_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,6 +217,7 @@ def test_the_original_rests_while_two_plans_are_compared(monkeypatch: pytest.Mon
 
     assert forward_selection(baseline, plan_of, [(0,), (1,), (2,)]).kept == [0, 1, 2]
     assert rested == [0, 1, 2]  # it has memory of its own, which the next plan can have
+    assert original.made_room == 1  # before the plan that it is compared with
 
 
 def test_an_interrupt_ends_the_trials_with_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,7 @@ from einnet_explore.onnx_import.model import (
 from einnet_explore.onnx_import.resizing import with_interpolation_matrices
 from einnet_explore.onnx_import.shapes import MAX_KNOWN_ELEMENTS, graph_values, infer_static_shapes, set_input_shapes
 from einnet_explore.onnx_import.widening import narrow_types, widen
+from einnet_explore.runtime.arrays import ALIGNMENT
 from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS
 from einnet_explore.runtime.onnx_weights import (
     DOMAIN,
@@ -54,6 +55,7 @@ from einnet_explore.runtime.onnx_weights import (
     declare_as_inputs,
     is_declared,
     is_lendable,
+    lies_in_large_pages,
     restore_declared,
     weight_proto,
     without_elements,
@@ -155,18 +157,19 @@ def load_model(
     model: str | os.PathLike[str] | bytes | onnx.ModelProto,
     shapes: Mapping[str, Shape] = _NO_SHAPES,
     rewrite: Callable[[onnx.ModelProto], onnx.ModelProto] = lambda proto: proto,
+    arrays: Mapping[str, Array] = NO_WEIGHTS,
 ) -> Model:
     """Read *model*, set the *shapes* of its dynamic inputs, check it and normalise it (see ``Model``).
 
     Elements of 16 bits become float32 (see ``widen``); each reader of a dequantised value has its own
     ``DequantizeLinear``.  *rewrite* returns an equal model for everything but
-    ``Model.original``.
+    ``Model.original``.  *arrays* has the weights that a model in memory declares, which the result shares.
 
     Raises ModelError for a file that is missing, truncated or not ONNX, an IR version or opset that is too new, names
     that are defined twice or never, a cycle, shapes that are missing, misnamed or contradictory, NaN weights,
     dimensions of size 0, a value larger than this machine's memory, and external data outside the model's folder.
     """
-    file, proto = read_proto(model)
+    file, proto = read_proto(model, arrays)
     check_header(file, proto)
     proto = inline_functions(file, proto)
     _sort(file, proto)
@@ -175,7 +178,7 @@ def load_model(
     stored, types = proto, narrow_types(proto)
     proto = _widened(file, proto) if types else proto
     is_widened = proto is not stored
-    given = _arrays(file, proto.graph)
+    given = _arrays(file, proto.graph, arrays)
     original = without_elements(proto, given)
     rewritten = rewrite(proto)
     weights = given if rewritten is proto else _shared_arrays(file, rewritten.graph, given)
@@ -280,15 +283,14 @@ def _have_equal_bytes(one: Array, other: Array) -> bool:
     return np.array_equal(mine, theirs)
 
 
-def _arrays(file: str, graph: onnx.GraphProto) -> dict[str, Array]:
-    """Return copies of the weights of *graph*, in large pages, by name."""
-    pages = LargePages()
-    return {name: pages.copy(array) for name, array in _elements(file, graph)}
+def _arrays(file: str, graph: onnx.GraphProto, declared: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the weights of *graph*, in large pages, by name: copies, but for those *declared* that lie there."""
+    pages = LargePages(sum(weight.ByteSize() + ALIGNMENT for weight in graph.initializer if not is_declared(weight)))
+    every = _elements(file, graph, declared)
+    return {name: array if lies_in_large_pages(array) else pages.copy(array) for name, array in every}
 
 
-def _elements(
-    file: str, graph: onnx.GraphProto, declared: Mapping[str, Array] = NO_WEIGHTS
-) -> Iterable[tuple[str, Array]]:
+def _elements(file: str, graph: onnx.GraphProto, declared: Mapping[str, Array]) -> Iterable[tuple[str, Array]]:
     """Yield the name and the elements of each weight of *graph*; *declared* has those that it declares."""
     for weight in graph.initializer:
         try:
@@ -300,11 +302,20 @@ def _elements(
             ) from None
 
 
-def read_proto(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[str, onnx.ModelProto]:
-    """Return the name of *model* for messages, and the model with its weights; raises ModelError."""
+def read_proto(
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto, arrays: Mapping[str, Array] = NO_WEIGHTS
+) -> tuple[str, onnx.ModelProto]:
+    """Return the name of *model* for messages, and the model with its weights; raises ModelError.
+
+    A model in memory may declare weights whose elements are *arrays*; the result declares those that are data.
+    """
     match model:
         case onnx.ModelProto():
-            return "<model>", _require_no_external_data("<model>", copy_message(model))
+            copy = copy_message(model)
+            for weight in copy.graph.initializer:
+                if is_declared(weight) and weight.name in arrays and not _is_data(arrays[weight.name]):
+                    weight.CopyFrom(numpy_helper.from_array(arrays[weight.name], weight.name))
+            return "<model>", _require_no_external_data("<model>", copy, arrays)
         case bytes():
             return "<bytes>", _require_no_external_data("<bytes>", _parse("<bytes>", model))
         case _:
@@ -336,10 +347,13 @@ def _describe_bundle(path: Path, folder: Path) -> str:
     )
 
 
-def _require_no_external_data(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return *proto*, which has no folder; raise ModelError if it has external data, which would need one."""
+def _require_no_external_data(
+    file: str, proto: onnx.ModelProto, arrays: Mapping[str, Array] = NO_WEIGHTS
+) -> onnx.ModelProto:
+    """Return *proto*, which has no folder; raise ModelError if it has external data but *arrays*, which needs one."""
     inside = (t for n in walk_nodes(proto) for a in n.attribute for t in (a.t, *a.tensors))
-    for tensor in chain(proto.graph.initializer, inside):
+    outside = (weight for weight in proto.graph.initializer if weight.name not in arrays)
+    for tensor in chain(outside, inside):
         if external_data_helper.uses_external_data(tensor):
             raise ModelError(
                 f"{file}: external data: found tensor {tensor.name} in a file of its own, expected the "

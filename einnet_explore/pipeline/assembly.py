@@ -374,11 +374,11 @@ class Assembler:
     def replacements(self, parts: Iterable[PlanProgram]) -> Iterable[Replacement]:
         """Yield *parts* with folded weights, as a plan or an export takes them."""
         for part in parts:
-            piece = part.piece
-            weights = {t.name: self.model.weights[piece.names[t.name]] for t in piece.program.inputs if t.weight}
-            program, constants = self.folder.fold(piece.program, weights)
-            names = {k: v for k, v in piece.names.items() if k not in weights}
-            yield Replacement(piece.nodes, program, names, constants)
+            program, constants = self.folder.fold(part.piece.program, self._weights(part.piece))
+            yield Replacement(part.piece.nodes, program, _border_names(part.piece), constants)
+
+    def _weights(self, piece: Piece) -> dict[str, Array]:
+        return {t.name: self.model.weights[piece.names[t.name]] for t in piece.program.inputs if t.weight}
 
     def plan(
         self, parts: Iterable[PlanProgram], form: PlanForm = PlanForm.JOINED, host: Host | None = None
@@ -391,7 +391,8 @@ class Assembler:
 
     def _compiled_plan(self, parts: Iterable[PlanProgram], host: Host | None) -> ExecutionPlan:
         with _plan_errors():
-            runs = {r.nodes: ProgramCall(self._compile(r), r.names) for r in self.replacements(parts)}
+            pieces = [part.piece for part in parts]
+            runs = {piece.nodes: ProgramCall(self._compile(piece), _border_names(piece)) for piece in pieces}
             if host is not None:
                 return build_hosted_plan(self.model, runs, self.settings.threads, host)
             return build_plan(self.model, runs, self.settings.threads)
@@ -401,13 +402,21 @@ class Assembler:
         with _plan_errors():
             return exported_plan(self.model, partial(self.replacements, tuple(parts)), self.settings.threads)
 
-    def _compile(self, replacement: Replacement) -> CompiledProgram:
-        key = replacement.program, *((name, id(array)) for name, array in sorted(replacement.constants.items()))
+    def _compile(self, piece: Piece) -> CompiledProgram:
+        weights = self._weights(piece)
+        key = piece.program, *((name, id(array)) for name, array in sorted(weights.items()))
         made = self._runs.get(key)
         if made is None:
-            made = compile_measured(replacement.program, self.settings.threads, replacement.constants, self.store)
+            program, constants = self.folder.fold(piece.program, weights)
+            made = compile_measured(program, self.settings.threads, constants, self.store)
             self._runs[key] = made
         return made
+
+
+def _border_names(piece: Piece) -> dict[str, str]:
+    """Return the values of the model by the names of the inputs and outputs of *piece*, without weights."""
+    weights = {t.name for t in piece.program.inputs if t.weight}
+    return {name: value for name, value in piece.names.items() if name not in weights}
 
 
 @contextmanager

@@ -366,7 +366,7 @@ class Baseline:
     def measure(self, make_plan: Callable[[], ExecutionPlan], enough: Enough = all_rounds) -> MeasuredPlan | None:
         """Measure the plan that *make_plan* returns; None if it raises ValueError or the outputs do not agree."""
         first, seconds = self._first_run
-        self.original.wake()
+        self.original.make_room()
         warm = {"before": seconds}
         try:
             plan = make_plan()

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+import shutil
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import TypeAlias
 
 import onnx
 import onnxruntime
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import helper, numpy_helper
 
 from einnet_explore.onnx_import.model import Model, ModelNode, list_nodes
@@ -23,15 +30,17 @@ from einnet_explore.runtime.onnx_fragment import (
     register_custom_ops,
     session_options,
 )
-from einnet_explore.runtime.onnx_weights import NO_WEIGHTS, open_lent
+from einnet_explore.runtime.onnx_weights import (
+    MIN_DECLARED_BYTES,
+    NO_WEIGHTS,
+    is_declared,
+    open_lent,
+)
 from einnet_explore.support.errors import Refused
-from einnet_explore.support.limits import return_free_memory
+from einnet_explore.support.storage import temporary_folder
 
-MIN_FREED_BYTES = 16 << 20
-"""Bytes of weights from which on freed memory is returned to the system before and after a session is opened.
-
-ONNX Runtime copies weights several times meanwhile.
-"""
+MIN_MAPPED_BYTES = 16 << 20
+"""Bytes of weights from which on a session is reopened from files, whose weights are mapped."""
 
 Border: TypeAlias = "tuple[tuple[str, ...], tuple[str, ...]]"
 """The names of the values that enter nodes of a model, and of those that leave them."""
@@ -121,17 +130,11 @@ def open_session(
     if kernels:
         register_custom_ops(options)
     adjust(options)
-    is_large = sum(array.nbytes for array in weights.values()) >= MIN_FREED_BYTES
-    if is_large:
-        return_free_memory()
     try:
-        session = open_lent(model, options, weights)
+        return open_lent(model, options, weights)
     except ONNXRUNTIME_ERRORS as error:
         where = describe_nodes(nodes) if nodes else whole
         raise Refused(f"{where}: ONNX Runtime refuses: {onnxruntime_message(error)}") from error
-    if is_large:
-        return_free_memory()
-    return session
 
 
 def run_session(
@@ -204,30 +207,108 @@ def without_optimisations(options: onnxruntime.SessionOptions) -> None:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
 
 
-@dataclass(slots=True, eq=False)
-class ReopenedSession:
-    """A session that the next run after ``rest`` opens again with *opener*."""
+def original_session(
+    model: Model, threads: int, adjust: Callable[[onnxruntime.SessionOptions], object] = lambda options: None
+) -> onnxruntime.InferenceSession:
+    """Open the whole *model* as it was read; *adjust* may change the options.  Raises Refused."""
+    return open_session(model.original_proto, threads, adjust=adjust, whole=model.path, weights=model.original_weights)
 
-    opener: Callable[[], onnxruntime.InferenceSession]
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class ReopenedSession:
+    """The session of the whole *model*, which the next run after ``rest`` opens again.
+
+    ONNX Runtime copies weights several times when it opens a model.  So the optimised graph of a large one is written
+    to temporary files at the second opening, whose weights this and later openings only map into memory.
+    """
+
+    model: Model
+    threads: int
     _session: onnxruntime.InferenceSession | None = None
+    _openings: int = 0
+    _file: Path | None = None
 
     def open(self) -> onnxruntime.InferenceSession:
         """Return the session, opened if it is not open; raises Refused if ONNX Runtime refuses the model."""
         session = self._session
         if session is None:
-            self._session = session = self.opener()
+            self._session = session = self._open()
         return session
 
     def rest(self) -> None:
         """Drop the session; a run in progress keeps it."""
         self._session = None
 
+    def make_room(self) -> None:
+        """Prepare for another session to be opened: open this one before, or drop it if the next run only maps it."""
+        if self._is_mapped:
+            self.rest()
+        else:
+            self.open()
 
-def original_session(
-    model: Model, threads: int, adjust: Callable[[onnxruntime.SessionOptions], object] = lambda options: None
-) -> onnxruntime.InferenceSession:
-    """Open the whole *model* as it was read; *adjust* may change the options.  Raises Refused."""
-    return open_session(model.original_proto, threads, adjust=adjust, whole=model.path, weights=model.original_weights)
+    @property
+    def _is_mapped(self) -> bool:
+        return self._file is not None and self._file.exists()
+
+    def _open(self) -> onnxruntime.InferenceSession:
+        self._openings += 1
+        if self._openings == 2 and _is_worth_a_file(self.model):
+            self._file = self._write()
+        if self._file is not None:
+            with suppress(Refused):
+                return open_session(str(self._file), self.threads, adjust=without_optimisations)
+            self._file = None
+        return original_session(self.model, self.threads)
+
+    def _write(self) -> Path | None:
+        """Write the optimised graph and its weights to files that are deleted with this object; None if that fails."""
+        try:
+            folder = temporary_folder()
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            file, weights = folder / "model.onnx", folder / "weights"
+            original_session(self.model, self.threads, partial(_write_optimised, file=file, weights=weights))
+            graph = onnx.load_model(file, load_external_data=False).graph
+            ends = [int(entry["offset"]) + int(entry["length"]) for entry in map(_external_data, graph.initializer)]
+            return file if max(ends, default=0) <= weights.stat().st_size else None
+        except (Refused, OSError, ValueError, KeyError, DecodeError):
+            return None
+
+
+_LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def _is_worth_a_file(model: Model) -> bool:
+    """Whether *model* is large, and its session as fast with weights that are mapped from a file."""
+    nbytes = sum(array.nbytes for array in model.original_weights.values())
+    return nbytes >= MIN_MAPPED_BYTES and maps_files_as_fast()
+
+
+def maps_files_as_fast() -> bool:
+    """Whether mapped files are read as fast here as other memory.
+
+    Where the system backs all memory by large pages, files that are mapped have none.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        return "[always]" not in _LARGE_PAGES.read_text()
+    except OSError:
+        return True
+
+
+def _write_optimised(options: onnxruntime.SessionOptions, file: Path, weights: Path) -> None:
+    """Let a session made with *options* write its graph to *file*, and elements to *weights* in the same folder."""
+    options.optimized_model_filepath = str(file)
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights.name)
+    least = str(MIN_DECLARED_BYTES)
+    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", least)
+
+
+def _external_data(tensor: onnx.TensorProto) -> Mapping[str, str]:
+    """Return where the elements of *tensor* lie; raises KeyError or ValueError where a field is missing or wrong."""
+    if not is_declared(tensor):
+        return {"offset": "0", "length": "0"}
+    return {entry.key: entry.value for entry in tensor.external_data}
 
 
 def run_definition(

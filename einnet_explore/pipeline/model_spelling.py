@@ -30,6 +30,7 @@ from einnet_explore.pipeline.reading_memory import ReadingMemory
 from einnet_explore.pipeline.value_proofs import open_sweep
 from einnet_explore.rules import CANCELLATION
 from einnet_explore.runtime.arrays import Array
+from einnet_explore.runtime.onnx_weights import weight_proto
 from einnet_explore.strategies.rounding_levels import Level, allowed_rules
 
 ELEMENTWISE_OPERATORS = frozenset(operator.name for operator in ELEMENTWISE if operator.kind != "layout")
@@ -71,7 +72,8 @@ def with_normal_spelling(model: Model, numerics: Level = "approximate", memory: 
                 taken.update(names)
         if not found:
             return model
-        made = load_model(_with_replacements(model, found))
+        weights = {name: array for each in found for name, array in each.weights.items()}
+        made = load_model(_with_replacements(model, found, weights), arrays={**model.weights, **weights})
         folded = (*model.folded, *made.folded)
         model = replace(
             made,
@@ -393,9 +395,12 @@ def _small_model(
     )
 
 
-def _with_replacements(model: Model, found: Iterable[_Replacement]) -> onnx.ModelProto:
-    """Return the model with new nodes in place of old ones, at the place of the last of them."""
-    proto = model.proto
+def _with_replacements(model: Model, found: Iterable[_Replacement], weights: Mapping[str, Array]) -> onnx.ModelProto:
+    """Return the model with new nodes in place of old ones, at the place of the last of them.
+
+    It declares its own weights, and the new ones.
+    """
+    proto = copy_message(model.graph_proto)
     new = {each.old[-1].name: each for each in found}
     gone = {node.name for each in new.values() for node in each.old}
     nodes = list[onnx.NodeProto]()
@@ -403,8 +408,7 @@ def _with_replacements(model: Model, found: Iterable[_Replacement]) -> onnx.Mode
         nodes.extend(new[node.name].nodes if node.name in new else [node] if node.name not in gone else [])
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
-    for each in new.values():
-        proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in each.weights.items())
+    proto.graph.initializer.extend(weight_proto(name, array) for name, array in weights.items())
     read = {name for node in nodes for name in node.input} | {value.name for value in proto.graph.output}
     kept = [weight for weight in proto.graph.initializer if weight.name in read]
     del proto.graph.initializer[:]

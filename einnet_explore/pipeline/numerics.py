@@ -35,6 +35,7 @@ from einnet_explore.strategies.rounding_levels import (
 )
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.json_values import JsonObject, as_integer, as_number, as_object, as_texts
+from einnet_explore.support.limits import large_blocks_returned
 
 MAX_EVALUATED_WORK = 200_000_000
 """Work of both programs up to which they are evaluated whole: multiplications in sums, some tenths of a second."""
@@ -146,8 +147,11 @@ def report_errors(
     plain = level_report(derivation)
     try:
         original = opener()
-        want, got = original.run(), compiler(derivation.end, constants)(original.feeds)
-        return measure_errors(derivation, plain, {**original.feeds, **constants}, want, got)
+        feeds = original.feeds
+        want, got = original.run(), compiler(derivation.end, constants)(feeds)
+        del original  # its session, which holds weights
+        with large_blocks_returned():
+            return measure_errors(derivation, plain, {**feeds, **constants}, want, got)
     except (BackendError, LookupError, ValueError) as problem:
         return ErrorReport(plain.level, plain.rules, why=str(problem))
     except OUT_OF_MEMORY as problem:

@@ -36,7 +36,6 @@ from einnet_explore.pipeline.model_sessions import (
     constant_array,
     describe_nodes,
     open_session,
-    original_session,
     run_session,
 )
 from einnet_explore.runtime.arrays import Array, Arrays
@@ -266,9 +265,9 @@ class ExecutionPlan:
     hosted: tuple[str, ...] = ()
     rest: Callable[[], None] = field(default=lambda: None, repr=False)
     """Frees the memory of a session that can be reopened: ONNX Runtime keeps the most that any run took."""
-    wake: Callable[[], object] = field(default=lambda: None, repr=False)
-    """Opens that session again, as the next run does.  That takes twice its memory: there is more before other plans
-    exist."""
+    make_room: Callable[[], None] = field(default=lambda: None, repr=False)
+    """Prepares for another plan, with which this one is compared: the session is opened before, which takes twice its
+    memory, or it rests until then, if the next run only maps its weights from a file."""
 
     @property
     def sessions(self) -> int:
@@ -305,12 +304,19 @@ def build_plan(
     given = {v.name: v.dtype for v in model.inputs}
     names = tuple(v.name for v in model.outputs)
     if not replacements:
-        session = ReopenedSession(lambda: original_session(model, threads))
+        session = ReopenedSession(model, threads)
         session.open()
         segment = _whole_segment(model, session, names)
         original = PlanModel(model.original_proto, model.original_weights)
         return ExecutionPlan(
-            (segment,), given, names, {}, threads, model_with=lambda _: original, rest=session.rest, wake=session.open
+            (segment,),
+            given,
+            names,
+            {},
+            threads,
+            model_with=lambda _: original,
+            rest=session.rest,
+            make_room=session.make_room,
         )
     parts = order_parts(model, replacements)
     with suppress(Refused):  # groups that a session cannot run are called between sessions

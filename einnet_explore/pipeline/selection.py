@@ -210,7 +210,9 @@ def _try_group(
     A plan that does not pay is freed here: plans are as large as their model.  Raises ValueError if the plan cannot be
     made or does not agree with the original.
     """
-    if plan is not baseline.original:
+    if plan is baseline.original:
+        plan.make_room()
+    else:
         baseline.original.rest()  # two other plans are compared
     trial = plan_of(numbers)
     speedup = _checked_speedup(baseline, plan, trial, least)
@@ -658,7 +660,7 @@ class Selector:
 
         The plan, which is as large as the model or larger, is freed before another one is made.
         """
-        self.baseline.original.wake()
+        self.baseline.original.make_room()
         once, feeds, plan = self.baseline.seconds, self.baseline.feeds, self._plan(form, kept)
         began = perf_counter()
         _, error = self.baseline.errors(plan.run(feeds))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import hashlib
+import importlib.util
 import json
 import os
 import platform
@@ -23,6 +24,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -140,13 +142,25 @@ def load_runtime() -> None:
     ctypes.CDLL(str(_runtime_library()), ctypes.RTLD_GLOBAL)
 
 
+@lru_cache(maxsize=1)
 def _runtime_library() -> Path:
+    folder = _tvm_folder()
+    if folder is not None:
+        library = folder / "lib" / f"libtvm_runtime{'.dylib' if sys.platform == 'darwin' else '.so'}"
+        with suppress(OSError):  # it does not load, or is not there
+            ctypes.CDLL(str(library))
+            return library
+    source = resources.files(__package__).joinpath("serial_runtime.c").read_text()
+    return c_library(source, tvm_ffi.libinfo.find_libtvm_ffi())
+
+
+def _tvm_folder() -> Path | None:
+    """Return TVM's folder without importing it, which takes as long as reading a model; None if it is missing."""
     try:
-        suffix = ".dylib" if sys.platform == "darwin" else ".so"
-        return Path(tvm.__path__[0]) / "lib" / f"libtvm_runtime{suffix}"
-    except BackendError:
-        source = resources.files(__package__).joinpath("serial_runtime.c").read_text()
-        return c_library(source, tvm_ffi.libinfo.find_libtvm_ffi())
+        spec = importlib.util.find_spec("tvm")
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
 
 
 def _stop(child: subprocess.Popen[str]) -> None:
@@ -288,13 +302,61 @@ def _target(threads: int) -> TvmObject:
 def compilation_target() -> tuple[str, str, str]:
     """The target of compilation: TVM's version, LLVM's name of the host's CPU, and its vector instructions.
 
-    Without TVM the first is empty, and the CPU has the name of its architecture.
+    Without TVM the first is empty, and the CPU has the name of its architecture.  TVM is imported once for each
+    installation and processor: the answer is remembered in the cache directory.
     """
     has = " ".join(sorted(flag for flag in cpu_flags() if flag.startswith(VECTOR_FLAG_PREFIXES)))
+    note = _target_note()
+    known = _read_target(note) if note is not None else None
+    if known is not None:
+        return *known, has
     try:
-        return tvm.__version__, str(tvm.target.codegen.llvm_get_system_cpu()), has
+        version, name = tvm.__version__, str(tvm.target.codegen.llvm_get_system_cpu())
     except BackendError:
         return "", platform.machine(), has
+    if note is not None:
+        write_aside(note, lambda new: _write(new, json.dumps([version, name])))
+    return version, name, has
+
+
+def _target_note() -> Path | None:
+    """Return the file that remembers the target of this installation of TVM on this processor.
+
+    None where TVM is missing, or the system does not describe the processor.
+    """
+    folder = _tvm_folder()
+    if folder is None:
+        return None
+    try:
+        described = _CPU_INFO.read_text().split("\n\n")[0]
+        installed = (
+            [(str(path), path.stat().st_mtime_ns) for path in sorted((folder / "lib").iterdir())] if folder else []
+        )
+    except OSError:
+        return None
+    lines = [line for line in described.splitlines() if line.partition("\t")[0] in _CPU_FIELDS]
+    if not lines or not installed:
+        return None
+    digest = hashlib.sha256("\n".join((*lines, repr(installed))).encode()).hexdigest()[:40]
+    return cache_directory() / "kernels" / f"target-{digest}.json"
+
+
+def _read_target(note: Path) -> tuple[str, str] | None:
+    """Return TVM's version and the CPU's name that *note* remembers; None if it has none, or others may write there."""
+    try:
+        found = json.loads(note.read_text()) if _is_owned(note) else None
+    except (OSError, ValueError):
+        return None
+    match found:
+        case [str(version), str(name)]:
+            return version, name
+    return None
+
+
+_CPU_INFO = Path("/proc/cpuinfo")
+
+_CPU_FIELDS = frozenset(("vendor_id", "cpu family", "model", "model name", "stepping", "flags"))
+"""Fields of ``_CPU_INFO`` from which LLVM's name of a processor follows."""
 
 
 def c_compiler() -> str:

@@ -253,10 +253,14 @@ class NativeCall:
 
 @dataclass(frozen=True, eq=False)
 class TiledCall:
-    """A contraction by a tiled kernel; an operand in *constants* is packed once."""
+    """A contraction by a tiled kernel; an operand in *constants* is packed once.
+
+    Once a session has it packed, it is not read any more.
+    """
 
     made: TiledContraction
     constants: Mapping[str, Array] = field(repr=False)
+    packed: dict[str, Array] = field(default_factory=dict, init=False, repr=False)
     engine = "tiled"
 
     @property
@@ -266,16 +270,17 @@ class TiledCall:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return self.made.reads
+        return tuple(name for name in self.made.reads if name not in self.packed)
 
     def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
-        return self.made.bind(arrays, out)
+        return self.made.bind(arrays, out, self.packed.get(self.made.packed or ""))
 
     def write(self, writer: FragmentWriter, makes: str) -> bool:
         made = self.made
         assert made.function is not None  # it is compiled, or loaded, when it is asked for
-        reads = [(name, made.pack(self.constants[name]) if name == made.packed else None) for name in self.reads]
-        return writer.add_kernel(made, reads, makes)
+        if made.packed is not None and made.packed not in self.packed:
+            self.packed[made.packed] = made.pack(self.constants[made.packed])
+        return writer.add_kernel(made, [(name, self.packed.get(name)) for name in made.reads], makes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -22,12 +23,19 @@ from google.protobuf.message import Message  # type: ignore[import-untyped]
 from onnx import TensorProto, helper, numpy_helper
 
 from einnet_explore.runtime.arrays import ALIGNMENT, Array, Arrays, aligned, aligned_empty
+from einnet_explore.support.limits import large_blocks_returned, return_free_memory
 
 DOMAIN = "einnet"
 """The domain of the operators that run kernels."""
 
 MIN_DECLARED_BYTES = 1 << 10
 """Bytes of a weight from which on it is declared: fewer are written into the graph, where shape inference sees them."""
+
+MIN_FREED_BYTES = 4 << 20
+"""Bytes of lent weights from which on freed memory is returned to the system while a session is opened.
+
+ONNX Runtime copies weights several times meanwhile.
+"""
 
 NO_WEIGHTS: Arrays = MappingProxyType({})
 
@@ -140,7 +148,13 @@ def open_lent(
     in_place = {name: value for name, value in lent.items() if name in names}
     for name, value in in_place.items():
         options.add_initializer(name, value)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    is_large = sum(value.tensor_size_in_bytes() for value in lent.values()) >= MIN_FREED_BYTES
+    if is_large:
+        return_free_memory()
+    with large_blocks_returned() if is_large else nullcontext():
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    if is_large:
+        return_free_memory()
     session.lent_weights = in_place  # it knows addresses only
     return session
 
@@ -178,10 +192,13 @@ LARGE_PAGE_BYTES = 2 << 20
 class LargePages:
     """Memory in large pages for arrays that live about as long: small ones share a page.
 
-    Pages are freed with the last of their arrays.
+    Pages are freed with the last of their arrays.  A view of an array keeps that array alive, not only its memory, so
+    whoever remembers it by a weak reference finds it again.  The first pages have *expected_bytes* or more: arrays of
+    that many bytes then lie one after the other, and the rest takes no memory.
     """
 
-    _rest: Array = field(default_factory=lambda: np.empty(0, np.uint8))
+    expected_bytes: int = 0
+    _rest: memoryview = field(default_factory=lambda: memoryview(bytearray()))
     """The unused bytes of the last pages."""
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
@@ -189,12 +206,13 @@ class LargePages:
         kind = np.dtype(dtype)
         size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
         if not hasattr(mmap, "MADV_HUGEPAGE"):
-            return aligned_empty(shape, kind)
-        room = self._rest if size <= self._rest.size else _new_pages(size)
+            return np.ndarray(shape, kind, aligned_empty((size,), np.uint8).data)
+        room = self._rest if size <= self._rest.nbytes else _new_pages(max(size, self.expected_bytes))
+        self.expected_bytes = 0
         rest = room[-(-size // ALIGNMENT) * ALIGNMENT :]
-        if room is self._rest or rest.size > self._rest.size:
+        if room is self._rest or rest.nbytes > self._rest.nbytes:
             self._rest = rest
-        return room[:size].view(kind).reshape(shape)
+        return np.ndarray(shape, kind, room[:size])  # its base is no array, which views would take for theirs
 
     def copy(self, array: Array) -> Array:
         """Return a copy of *array*; strings are copied elsewhere."""
@@ -205,19 +223,23 @@ class LargePages:
         return made
 
 
-def _new_pages(size: int) -> Array:
+def _new_pages(size: int) -> memoryview:
     """Return *size* bytes, rounded up to whole large pages."""
     whole = -(-size // LARGE_PAGE_BYTES) * LARGE_PAGE_BYTES
     memory = mmap.mmap(-1, whole + LARGE_PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared has none
     memory.madvise(mmap.MADV_HUGEPAGE)
-    room = np.frombuffer(memory, np.uint8)
-    start = -room.ctypes.data % LARGE_PAGE_BYTES
-    return room[start : start + whole]
+    start = -np.frombuffer(memory, np.uint8).ctypes.data % LARGE_PAGE_BYTES
+    return memoryview(memory)[start : start + whole]
+
+
+def owner_of(array: Array) -> Array:
+    """Return the array that *array* is a view of, or itself."""
+    owner, base = array, array.base
+    while base is not None and hasattr(base, "base"):  # also the owners of strided views, which are no arrays
+        owner, base = base, base.base
+    return owner
 
 
 def lies_in_large_pages(array: Array) -> bool:
     """Return whether *array* is one of a ``LargePages``, or a view of one."""
-    owner: object = array
-    while hasattr(owner, "base"):  # also the owners of strided views, which are no arrays
-        owner = owner.base
-    return isinstance(owner, memoryview) and isinstance(owner.obj, mmap.mmap)
+    return isinstance(owner_of(array).base, mmap.mmap)

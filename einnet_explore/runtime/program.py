@@ -148,13 +148,14 @@ class ExecutionContext:
 class ContextPool:
     """Contexts of the *steps* of a program, one for each thread that runs it at the moment.
 
-    Kernels, sessions and *constants* are shared.  *inputs* are shapes by name, *types* those of inputs.
+    Kernels, sessions and *constants* are shared.  *inputs* are shapes by name, *types* those of inputs.  Constants that
+    no step reads are dropped: those of which others were made.
     """
 
     steps: tuple[ExecutionStep, ...]
     inputs: Mapping[str, tuple[int, ...]]
     types: Mapping[str, np.dtype]
-    constants: Mapping[str, Array]
+    constants: dict[str, Array]
     outputs: tuple[str, ...]
     threads: int
     arena: Arena = field(init=False)
@@ -162,6 +163,13 @@ class ContextPool:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arena", plan_arena(self._buffers()))
+        self.free_constants()
+
+    def free_constants(self) -> None:
+        """Drop the constants that no step reads any more."""
+        read = {*self.outputs, *(name for step in self.steps for name in step.implementation.reads)}
+        for name in self.constants.keys() - read:
+            self.constants.pop(name, None)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs for *inputs*, in a context that nobody else uses."""
@@ -310,6 +318,7 @@ class CompiledProgram:
         for name in outputs:
             if name not in made:  # a constant, or an input
                 writer.add("Identity", [writer.value(name)], name)
+        self.contexts.free_constants()
         return writer
 
     @cached_property
@@ -372,7 +381,6 @@ def compile_program(
     compiler = _Compiler(program, threads, constants or {}, operators, choose)
     for n in range(len(program.equations)):
         compiler.compile(n)
-    compiler.free_constants()
     contexts = ContextPool(
         tuple(compiler.steps), compiler.inputs, compiler.types, compiler.constants, program.outputs, threads
     )
@@ -435,12 +443,6 @@ class _Compiler:
             self.constants[name], self.engines[name] = out, "constant"
         else:
             self.steps.append(ExecutionStep(name, scope.shape, dtype, implementation))
-
-    def free_constants(self) -> None:
-        """Drop the constants that no step reads: those of which others were made."""
-        read = {*self.program.outputs, *(name for step in self.steps for name in step.implementation.reads)}
-        for name in self.constants.keys() - read:
-            del self.constants[name]
 
     def _implementation(self, bound: BoundEquation, later: Sequence[Equation]) -> Implementation:
         equation = bound.equation

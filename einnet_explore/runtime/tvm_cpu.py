@@ -46,7 +46,7 @@ from einnet_explore.codegen.versions import scope_identity
 from einnet_explore.ir import Scope, tensors
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import Array, aligned, aligned_empty, bind_function, check_argument
-from einnet_explore.runtime.onnx_weights import LARGE_PAGE_BYTES, LargePages
+from einnet_explore.runtime.onnx_weights import LARGE_PAGE_BYTES, LargePages, owner_of
 from einnet_explore.support.errors import BackendError
 
 MIN_FLOPS_PER_CYCLE = 12
@@ -63,10 +63,10 @@ def _refusals_of(what: str) -> Generator[None]:
 
 
 _packed: WeakValueDictionary[tuple[str, int], Array] = WeakValueDictionary()
-"""Packed constants, by kernel and identity of the constant."""
+"""Packed constants, by kernel and address of the constant."""
 
 _sources: WeakValueDictionary[tuple[str, int], Array] = WeakValueDictionary()
-"""The constants: a freed one might pass its identity on to another."""
+"""The arrays that the constants are views of: a freed one might pass its address on to another."""
 
 
 @dataclass(frozen=True)
@@ -148,9 +148,9 @@ class TiledContraction:
         """Return *array*, the tensor ``packed``, in the function's layout; plans share it while one of them exists."""
         operand = self.plan.packed_operand
         assert operand is not None
-        key = self.key, id(array)
+        key, owner = (self.key, array.ctypes.data), owner_of(array)
         known = _packed.get(key)
-        if known is not None and _sources.get(key) is array:
+        if known is not None and _sources.get(key) is owner:
             return known
         is_large = self.plan.packed * array.itemsize >= LARGE_PAGE_BYTES  # where sessions read them
         found = (LargePages().empty if is_large else aligned_empty)((self.plan.packed,), array.dtype)
@@ -161,21 +161,26 @@ class TiledContraction:
             block[at < 0] = 0
             done += at.size
         found[done:] = 0
-        _sources[key], _packed[key] = array, found
+        _sources[key], _packed[key] = owner, found
         return found
 
-    def bind(self, arrays: Mapping[str, Array], out: Array) -> Callable[[], object]:
-        """A call that reads *arrays* (by tensor name) where they are now and writes *out*; a constant is packed here.
+    def bind(self, arrays: Mapping[str, Array], out: Array, packed: Array | None = None) -> Callable[[], object]:
+        """A call that reads *arrays* (by tensor name) where they are now and writes *out*.
 
-        Raises BackendError where an array has another shape or dtype, or is not contiguous and aligned.
+        A constant is packed here, unless it is given *packed*.  Raises BackendError where an array has another shape or
+        dtype, or is not contiguous and aligned.
         """
         shapes = {t.name: t.shape for t in tensors(self.scope)}
+        made = {} if packed is None or self.packed is None else {self.packed: packed}
         for name in self.reads:
-            check_argument(name, arrays[name], shapes[name])
+            if name not in made:
+                check_argument(name, arrays[name], shapes[name])
         check_argument("the result", out, self.scope.shape)
         if out.size == 0:
             return lambda: None
-        held = (self.pack(arrays[name]) if name == self.packed else arrays[name] for name in self.reads)
+        if self.packed is not None and not made:
+            made[self.packed] = self.pack(arrays[self.packed])
+        held = (made[name] if name in made else arrays[name] for name in self.reads)
         given = (*held, out)
         return partial(self.function, *(tvm_ffi.from_dlpack(array.reshape(-1)) for array in given))
 

@@ -36,6 +36,7 @@ MIN_ALARM_SECONDS = 1e-3
 _STATM = Path("/proc/self/statm")
 
 _malloc_trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+_mallopt: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
 
 
 @dataclass(slots=True)
@@ -118,6 +119,60 @@ def return_free_memory() -> None:
     """Return the memory that this process has freed to the system, which glibc keeps for later."""
     if _malloc_trim is not None:
         _malloc_trim(0)
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's ``mallopt``."""
+
+RETURNED_BLOCK_BYTES = 1 << 20
+"""Bytes of a block from which on ``large_blocks_returned`` has it returned to the system as soon as it is freed."""
+
+USUAL_MMAP_BYTES = 32 << 20
+"""The value that glibc gives ``M_MMAP_THRESHOLD`` by itself in a program that has freed blocks of that size."""
+
+_ALLOCATOR_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
+_returning_lock = threading.Lock()
+_returning_bodies = 0
+
+
+@contextmanager
+def large_blocks_returned() -> Generator[None]:
+    """Have glibc return blocks of ``RETURNED_BLOCK_BYTES`` or more to the system when they are freed in the body.
+
+    Otherwise it keeps them for later: ONNX Runtime, which copies weights several times, then takes half as much again
+    while it opens a session.  Afterwards glibc keeps blocks of less than ``USUAL_MMAP_BYTES``, as it does by itself
+    after such a block was freed.  Nothing is changed where environment variables configure the allocator.
+    """
+    is_usual = _mallopt is not None and not any(name in os.environ for name in _ALLOCATOR_VARIABLES)
+    if is_usual:
+        _count_returning_body(1)
+    try:
+        yield
+    finally:
+        if is_usual:
+            _count_returning_body(-1)
+
+
+def _count_returning_body(change: int) -> None:
+    """Count bodies of ``large_blocks_returned`` in all threads; the first and the last one set the allocator."""
+    global _returning_bodies
+    assert _mallopt is not None
+    with _returning_lock:
+        before, _returning_bodies = _returning_bodies, _returning_bodies + change
+        if before == 0:
+            _mallopt(M_MMAP_THRESHOLD, RETURNED_BLOCK_BYTES)
+        elif _returning_bodies == 0:
+            _mallopt(M_MMAP_THRESHOLD, USUAL_MMAP_BYTES)
+            _mallopt(M_TRIM_THRESHOLD, 2 * USUAL_MMAP_BYTES)
+
+
+def _forget_returning_bodies() -> None:
+    """Count no body in a fork, where no other thread of its parent ends one, or gives its lock back."""
+    global _returning_lock, _returning_bodies
+    _returning_lock, _returning_bodies = threading.Lock(), 0
+
+
+os.register_at_fork(after_in_child=_forget_returning_bodies)
 
 
 @dataclass(slots=True)

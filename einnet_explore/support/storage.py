@@ -38,6 +38,14 @@ def write_aside(path: Path, write: Callable[[Path], None]) -> bool:
     return True
 
 
+def temporary_folder() -> Path:
+    """Make a folder in the cache directory, which the caller removes, and return it; raises OSError."""
+    parent = cache_directory() / "temporary"
+    parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    _tidy(parent)
+    return Path(tempfile.mkdtemp(dir=parent, prefix=_NEW))
+
+
 def _tidy(folder: Path) -> None:
     """Remove files that killed processes left in *folder*."""
     for left in folder.glob(f"{_NEW}*"):
