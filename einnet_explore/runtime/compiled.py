@@ -329,9 +329,7 @@ def _target_note() -> Path | None:
         return None
     try:
         described = _CPU_INFO.read_text().split("\n\n")[0]
-        installed = (
-            [(str(path), path.stat().st_mtime_ns) for path in sorted((folder / "lib").iterdir())] if folder else []
-        )
+        installed = [(str(path), path.stat().st_mtime_ns) for path in sorted((folder / "lib").iterdir())]
     except OSError:
         return None
     lines = [line for line in described.splitlines() if line.partition("\t")[0] in _CPU_FIELDS]
