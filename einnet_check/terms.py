@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from fractions import Fraction
-from itertools import chain, islice, pairwise, permutations, product
+from itertools import chain, compress, islice, pairwise, permutations, product
 from math import gcd, inf, isqrt, prod
 from typing import Any, NamedTuple, TypeAlias
 
@@ -333,6 +333,10 @@ class Space:
                 self.integers[of] = INTEGERS[source.dtype]
             rows, inner = self.holds(within(at, source.box)), [Family((), element(of, at))]
         elif reduces(source) and source.reduce != reduce:
+            sums = summands(source) if FACTORED in self.axioms and not infinite(source.body) else [source]
+            if len(sums) > 1:
+                each = product(*(self.read(part, at) for part in sums))
+                return [self.joined("+", (Family((), ()), *one), "") for one in each]
             common, rest = parted(source, EXPONENTIAL in self.axioms, FACTORED in self.axioms)
             symbol = Family((), element(*self.symbol(rest, at)))
             known = {x: form for (x, _, _), form in zip(source.own, at, strict=True)}
@@ -349,8 +353,10 @@ class Space:
     def symbol(self, scope: Scope, at: Rows) -> tuple[str, Rows]:
         """``scope[at]`` as a factor; scopes proved equal, up to the order of traversals, share a name.
 
-        The name tells whether values may be infinite.  Of orders that give one value the least *at* is taken.
+        The name tells whether values may be infinite.  Of orders that give one value the least *at* is taken.  Where
+        *scope* is one value for all of a coordinate, that is left out.
         """
+        scope, at = depending(scope, at)
         ends = [self.bounds(form) for form in at]
         at = tuple(
             {"": low} if isinstance(low, int) and low == high else form
@@ -378,6 +384,8 @@ class Space:
         """*op* of polynomials: sums and products multiplied out, anything else a factor of its own."""
         if (kept := self.unchanged(op, args)) is not None:
             return kept
+        if FACTORED in self.axioms and op not in ("+", "*", "e^"):
+            args = [self.gathered(arg) for arg in args]
         match op, args:
             case (("*" | "/"), [((float() as a, ()),), ((Fraction() as k, ()),)]):
                 return constant(a if k > 0 else -a)
@@ -387,8 +395,8 @@ class Space:
                 return a
             case (("maximum" | "minimum"), [() | ((_, ()),) as a, () | ((_, ()),) as b]):
                 return constant((max if op == "maximum" else min)(p[0][0] if p else Fraction(0) for p in (a, b)))
-            case "+", [a, b]:
-                return collected((*a, *b))
+            case "+", _:
+                return collected(m for a in args for m in a)
             case "*", [a, b]:
                 self.spend(300 * len(a) * len(b))  # each may become a set, of some 200 kB
                 if any(len(p) != 1 and any(unbounded(*m) for m in q) for p, q in ((a, b), (b, a))):
@@ -456,6 +464,46 @@ class Space:
         if op in COMPARISONS:
             self.integers[of] = 0, 1
         return ((power, ((of + "∞" * endless, tuple(f for _, at in parts for f in at)),)),)
+
+    def gathered(self, value: Polynomial) -> Polynomial:
+        """*value*, an operand of a function, with one sum in place of sums that have the same other factors."""
+        if any(unbounded(*m) for m in value):
+            return value
+        alike: dict[Any, list[tuple[Number, Factors]]] = {}
+        for k, fs in value:
+            sums = [f for f in fs if f[0].startswith("{")]
+            others = [(of, tuple(map(name, at))) for of, at in fs if (of, at) not in sums]
+            alike.setdefault(tuple(others) if len(sums) == 1 else (k, len(alike)), []).append((k, fs))
+        out = list[tuple[Number, Factors]]()
+        for group in alike.values():
+            parts = [(k, *(f for f in fs if f[0].startswith("{"))) for k, fs in group]
+            whole = self.total(parts) if len(group) > 1 else None
+            rest = tuple(f for f in group[0][1] if not f[0].startswith("{"))
+            out += group if whole is None else [(Fraction(1), (*rest, whole))]
+        return collected(out)
+
+    def total(self, parts: list[Any]) -> tuple[str, Rows] | None:
+        """The sum of multiples of scopes, each at its place, as one scope at a place; None where sizes are unknown."""
+        forms = [form for _, (_, at) in parts for form in at]
+        used = sorted({v for form in forms for v in form if v})
+        if any(isinstance(v, Symbol) or not all(isinstance(end, int) for end in self.range[v]) for v in used):
+            return None
+        to = {v: f"x{n}" for n, v in enumerate(used)}
+        whole: Expr = Fraction(0)
+        for k, (of, at) in parts:
+            source, index = self.opaque[int(of.strip("{}"))], list[Expr]()
+            for form, (lo, hi) in zip(at, source.reach, strict=True):
+                least, most = self.bounds(form)
+                if not lo <= least <= most < hi:
+                    return None
+                place: Expr = Fraction(form[""])
+                for v, n in form.items():
+                    place = ("+", place, ("*", Fraction(n), to[v])) if v else place
+                index.append(place)
+            whole = ("+", whole, ("*", k, Read(source, tuple(index))))
+        own = tuple((to[v], self.range[v][0], self.range[v][1] + 1) for v in used)
+        scope = Scope(own, (), whole, "sum", (), tuple((lo, hi) for _, lo, hi in own), Fraction(0))
+        return self.symbol(scope, tuple({v: 1, "": 0} for v in used))
 
     def unchanged(self, op: str, args: list[Polynomial]) -> Polynomial | None:
         """The operand that a rounding, a clamp or a cast is, since it is an integer within the bounds; None if not."""
@@ -746,7 +794,7 @@ def parted(scope: Scope, exponential: bool, factored: bool) -> tuple[tuple[Expr,
     for factor in factors(scope.body):
         match factor:
             case ("exp", argument) if exponential:
-                for term in terms(argument):
+                for term in terms(argument, factored):
                     moves = infinite(term) or any(y in names(term) for y, _, _ in scope.sums)
                     (inside if moves else outside).append(("exp", term))
             case _:
@@ -775,17 +823,47 @@ def factors(e: Expr) -> Iterable[Expr]:
             yield e
 
 
-def terms(e: Expr) -> Iterable[Expr]:
-    """The terms of *e*; what a scope that reduces nothing is at a place is a sum of terms as well."""
+def terms(e: Expr, summed: bool = False) -> Iterable[Expr]:
+    """The terms of *e*; what a scope that reduces nothing is at a place is a sum of terms as well.
+
+    If *summed*, a finite sum of several terms is several sums.
+    """
     match e:
         case ("+", a, b):
-            yield from (*terms(a), *terms(b))
+            yield from (*terms(a, summed), *terms(b, summed))
         case ("*", Fraction() as k, a):
-            yield from (("*", k, term) for term in terms(a))
+            yield from (("*", k, term) for term in terms(a, summed))
         case Read(Scope(sums=(), domain=()) as scope, at) if scope.reach == scope.box:
-            yield from terms(put(scope.body, {x: i for (x, _, _), i in zip(scope.own, at, strict=True)}))
+            yield from terms(put(scope.body, {x: i for (x, _, _), i in zip(scope.own, at, strict=True)}), summed)
+        case Read(Scope(sums=(_, *_), domain=()) as scope, at) if summed and not infinite(scope.body):
+            for each in summands(scope):
+                yield Read(*depending(each, at))
         case _:
             yield e
+
+
+SUMMANDS = 8
+"""The most terms that are summed one by one."""
+
+
+def summands(scope: Scope) -> list[Scope]:
+    """The sums of the terms of *scope* alone, which is their sum; *scope* itself if it has one term, or many."""
+    if scope.reduce != "sum" or scope.domain or scope.reach != scope.box:
+        return [scope]
+    parts = [list(terms(factor)) for factor in factors(scope.body)]
+    if not 1 < prod(map(len, parts)) <= SUMMANDS:
+        return [scope]
+    return [replace(scope, body=multiplied(one)) for one in product(*parts)]
+
+
+def depending(scope: Scope, at: tuple[Any, ...]) -> tuple[Scope, tuple[Any, ...]]:
+    """``scope[at]`` without the coordinates that make no difference."""
+    if scope.domain or scope.reach != scope.box:
+        return scope, at
+    used = names(scope.body)
+    read = [x in used for x, _, _ in scope.own]
+    own, reach, places = (tuple(compress(every, read)) for every in (scope.own, scope.reach, at))
+    return replace(scope, own=own, reach=reach), places
 
 
 def names(e: Expr) -> set[str]:

@@ -13,16 +13,17 @@ Source: EinNet §3 for the meaning of scopes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import combinations, product
+from itertools import combinations, compress, product
 from math import isfinite, isinf, prod
 from typing import TypeAlias
 
 from einnet_explore.analysis.bilinear import table_entries
 from einnet_explore.analysis.indices import iterators_of
 from einnet_explore.analysis.products import multiply_out, open_reduction, open_scope
+from einnet_explore.equivalence.assumptions import Assumptions
 from einnet_explore.equivalence.linear_space import (
     MAX_NAMES,
     Env,
@@ -32,6 +33,7 @@ from einnet_explore.equivalence.linear_space import (
     Undecided,
     common_reduction,
     complement,
+    form_key,
     pinned_values,
     reduces,
     scope_conditions,
@@ -40,6 +42,7 @@ from einnet_explore.equivalence.linear_space import (
     with_summations,
 )
 from einnet_explore.equivalence.polynomial import (
+    Monomial,
     Polynomial,
     apply_to_polynomials,
     cancel_exponentials,
@@ -108,11 +111,38 @@ def _applied(space: TermSpace, op: str, args: list[Polynomial]) -> Polynomial:
     given = space.given
     if (kept := _unchanged_integer(space, op, args)) is not None:
         return kept
+    if given.factored and op not in ("+", "-", "*", "neg") and not (op == "exp" and given.exponential):
+        args = [_with_joined_sums(space, arg) for arg in args]
     return (
         factor_exponentials(args[0], given.rounding)
         if op == "exp" and given.exponential
         else apply_to_polynomials(op, args, given.rounding)
     )
+
+
+def _with_joined_sums(space: TermSpace, value: Polynomial) -> Polynomial:
+    """Return the operand *value* of a function with the sums that have equal factors as one sum."""
+    if any(may_be_infinite(*m) for m in value):
+        return value
+    groups: dict[Hashable, list[tuple[Number, Factor]]] = {}
+    rest: dict[Hashable, tuple[Factor, ...]] = {}
+    out = list[Monomial]()
+    for k, own in value:
+        sums = [n for n, (name, _) in enumerate(own) if name.startswith("{")]
+        if len(sums) == 1:
+            others = own[: sums[0]] + own[sums[0] + 1 :]
+            same = tuple((name, tuple(map(form_key, at))) for name, at in others)
+            rest[same] = others
+            groups.setdefault(same, []).append((k, own[sums[0]]))
+        else:
+            out.append((k, own))
+    if all(len(parts) == 1 for parts in groups.values()):
+        return value
+    for others, parts in ((rest[same], parts) for same, parts in groups.items()):
+        whole = space.sum_of(parts) if len(parts) > 1 else None
+        joined = parts if whole is None else [(Fraction(1), whole)]
+        out += ((k, (part, *others)) for k, part in joined)
+    return apply_to_polynomials("+", [(one,) for one in out])
 
 
 def _unchanged_integer(space: TermSpace, op: str, args: list[Polynomial]) -> Polynomial | None:
@@ -147,8 +177,10 @@ def _integer_range(space: TermSpace, value: Polynomial) -> tuple[int, int] | Non
 
 def _scope_cases(space: TermSpace, scope: Scope, at: tuple[Form, ...]) -> list[Case]:
     if reduces(scope):
-        split = _without_constant_exponential(scope) if space.given.exponential else None
+        split = _without_constant_exponential(scope, space.given) if space.given.exponential else None
         if split is None and space.given.factored and not space.given.unsure(scope.body):
+            if len(parts := _sums_of_terms(scope)) > 1:
+                return _summed_cases(space, [_scope_cases(space, part, at) for part in parts])
             split = _without_constant_factors(scope)
         if split is None:
             return opaque_case(space, scope, at)
@@ -166,7 +198,64 @@ def _scope_cases(space: TermSpace, scope: Scope, at: tuple[Form, ...]) -> list[C
     return out
 
 
-def _without_constant_exponential(scope: Scope) -> tuple[Scalar, Scope] | None:
+def _summed_cases(space: TermSpace, parts: list[list[Case]]) -> list[Case]:
+    """Return the cases of a sum of *parts*."""
+    if prod(map(len, parts)) > MAX_NAMES:
+        raise Undecided(f"a sum has more than {MAX_NAMES} cases")
+    return [
+        (tuple(row for where, _ in choice for row in where), _applied(space, "+", [value for _, value in choice]))
+        for choice in product(*parts)
+    ]
+
+
+MAX_SUMMANDS = 8
+"""Terms of a sum inside a function that are summed one by one."""
+
+
+def _sums_of_terms(scope: Scope) -> list[Scope]:
+    r"""Return the sums of the terms of *scope*, a sum inside a function; the scope itself if it has one term.
+
+    :math:`\sum_y f_{xy} (a_y + b_y) = \sum_y f_{xy} a_y + \sum_y f_{xy} b_y`.
+    """
+    if scope.reduce != "sum" or scope.domain or any(map(any, scope.padding)):
+        return [scope]
+    opened = [_opened(part) for read in factors(scope.body) for part in factors(_opened(read))]
+    if prod(len(multiply_out(part)) for part in opened) > MAX_SUMMANDS:
+        return [scope]
+    found = multiply_out(Apply("*", tuple(opened))) if len(opened) > 1 else multiply_out(opened[0])
+    return [replace(scope, body=_multiplied(parts)) for parts in found] if len(found) > 1 else [scope]
+
+
+def _multiplied(parts: tuple[Scalar, ...]) -> Scalar:
+    """Return the product of *parts*; ``mul`` would round the product of constants."""
+    return Apply("*", parts) if len(parts) > 1 else parts[0]
+
+
+def _exponent_terms(argument: Scalar, given: Assumptions) -> Iterable[Scalar]:
+    """Yield the terms of *argument*; if ``given.factored``, a sum of several terms is several sums.
+
+    Each of these is read at those coordinates on which it depends.
+    """
+    for parts in multiply_out(_opened(argument)):
+        reads = [part for part in parts if not isinstance(part, Const)]
+        match reads:
+            case [Access(Scope() as scope, index)] if (
+                given.factored and reduces(scope) and not given.unsure(scope.body)
+            ):
+                numbers = tuple(part for part in parts if isinstance(part, Const))
+                for each in _sums_of_terms(scope):
+                    used = [x in iterators_of(each.body) for x in scope.traversals]
+                    if each is scope or all(used):
+                        yield mul(*numbers, Access(each, index))
+                    else:
+                        xs = tuple(compress(scope.traversals, used))
+                        part = replace(each, traversals=xs, padding=())
+                        yield mul(*numbers, Access(part, tuple(compress(index, used))))
+            case _:
+                yield mul(*parts)
+
+
+def _without_constant_exponential(scope: Scope, given: Assumptions) -> tuple[Scalar, Scope] | None:
     r"""Return e^c and the rest of a sum of products that have the factor e^(a + c), c the same for all; None without.
 
     :math:`\sum_y e^{a_{xy} + c_x} f = e^{c_x} \sum_y e^{a_{xy}} f`.
@@ -177,7 +266,7 @@ def _without_constant_exponential(scope: Scope) -> tuple[Scalar, Scope] | None:
     for factor in (part for read in factors(scope.body) for part in factors(_opened(read))):
         match factor:
             case Apply("exp", (argument,)):
-                for term in (mul(*parts) for parts in multiply_out(_opened(argument))):
+                for term in _exponent_terms(argument, given):
                     kept = iterators_of(term).isdisjoint(scope.summations)
                     (outside if kept else inside).append(Apply("exp", (term,)))
             case _:
@@ -198,8 +287,7 @@ def _without_constant_factors(scope: Scope) -> tuple[Scalar, Scope] | None:
         (outside if kept else inside).append(factor)
     if not outside or not inside:
         return None
-    # ``mul`` would round the product of constants.
-    return Apply("*", tuple(outside)) if len(outside) > 1 else outside[0], replace(scope, body=mul(*inside))
+    return _multiplied(tuple(outside)), replace(scope, body=mul(*inside))
 
 
 def _opened_factors(scalar: Scalar) -> Iterable[Scalar]:
