@@ -256,7 +256,7 @@ class Space:
             case (op, a, b) if op == BINARY.get(reduce):
                 one, other = (self.families(arg, env, reduce) for arg in (a, b))
                 for arg, found, bound in ((a, one, b), (b, other, a)):
-                    limit = constant(bound) if isinstance(bound, Fraction) and not infinite(arg) else None
+                    limit = constant(bound) if isinstance(bound, Fraction) and found and not infinite(arg) else None
                     if limit is not None and all(self.unchanged(op, [f.value, limit]) is not None for f in found):
                         return found
                 return one + other
