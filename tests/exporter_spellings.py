@@ -144,6 +144,8 @@ def function_spellings() -> Iterable[tuple[str, Pair]]:
     """Yield spellings of single functions and of parallel convolutions, and near misses, by name."""
     yield from _variances()
     yield from _piecewise_linear()
+    yield from _selections()
+    yield from _masked_softmaxes()
     yield from _logarithms()
     yield from _parallel_convolutions()
 
@@ -190,6 +192,80 @@ def _piecewise_linear() -> Iterable[tuple[str, Pair]]:
     slopes = np.arange(10.0) / 7
     by_slope = model(ROWS, "b = GreaterOrEqual(x, z); a = Mul(x, s); y = Where(b, x, a)", z=0.0, s=slopes)
     yield "slopes by where", Pair(model(ROWS, "y = PRelu(x, s)", s=slopes), by_slope, "proved")
+
+
+def _selections() -> Iterable[tuple[str, Pair]]:
+    def pair(first: str, second: str, kind: str = "proved", **numbers: float) -> Pair:
+        return Pair(*(model(ROWS, f"{nodes}", **_read(numbers, nodes)) for nodes in (first, second)), kind)
+
+    relu, positive = "y = Relu(x)", "b = Greater(x, l); c = Cast<to=1>(b); "
+    yield "rectifier by a product", pair(relu, f"{positive}y = Mul(x, c)", l=0.0)
+    yield "rectifier by a product, 0 included", pair(relu, f"{positive}y = Mul(c, x)".replace("er", "erOrEqual"), l=0.0)
+    yield (
+        "rectifier by a product with the negation",
+        pair(relu, "b = Less(x, l); n = Not(b); c = Cast<to=1>(n); y = Mul(x, c)", l=0.0),
+    )
+    yield "rectifier by a product with a threshold", pair(relu, f"{positive}y = Mul(x, c)", "different", l=0.5)
+    yield (
+        "soft threshold",
+        pair(
+            "d = Sub(x, l); e = Relu(d); y = Add(e, e)",
+            "d = Sub(x, l); f = Add(d, d); b = Greater(x, l); c = Cast<to=1>(b); y = Mul(f, c)",
+            l=0.5,
+        ),
+    )
+    yield "squared rectifier", pair("a = Relu(x); y = Mul(a, x)", f"{positive}a = Mul(x, c); y = Mul(a, x)", l=0.0)
+    both = "float[3,10] x, float[3,10] w -> float[3,10] y"
+    greater = "b = Greater(x, w); c = Cast<to=1>(b); d = Sub(x, w); "
+    gap = [model(both, nodes) for nodes in ("d = Sub(x, w); y = Relu(d)", f"{greater}y = Mul(d, c)")]
+    yield "positive difference by a product", Pair(*gap, "proved")
+    terms = model(both, f"{greater}a = Mul(x, c); f = Mul(w, c); y = Sub(a, f)")
+    yield "positive difference by two products", Pair(gap[0], terms, "proved")
+    yield (
+        "negative difference by two products",
+        Pair(gap[0], model(both, f"{greater}a = Mul(x, c); f = Mul(w, c); y = Sub(f, a)"), "different"),
+    )
+    blended = model(both, f"{greater}a = Mul(x, c); o = Sub(i, c); f = Mul(w, o); y = Add(a, f)", i=1.0)
+    yield "maximum by a blend", Pair(model(both, "y = Max(x, w)"), blended, "proved")
+    elu = "y = Elu<alpha=0.7>(x)"
+    chosen = "b = Greater(x, l); e = Exp(x); d = Sub(e, o); a = Mul(d, k); "
+    clamped = "b = Greater(x, l); m = Min(x, l); e = Exp(m); d = Sub(e, o); a = Mul(d, k); "
+    numbers = {"l": 0.0, "o": 1.0, "k": 0.7}
+    yield "exponential unit by where", pair(elu, f"{chosen}y = Where(b, x, a)", **numbers)
+    yield "exponential unit by where of a minimum", pair(elu, f"{clamped}y = Where(b, x, a)", **numbers)
+    yield (
+        "exponential unit by a product",
+        pair(elu, f"{clamped}c = Cast<to=1>(b); p = Mul(x, c); n = Sub(o, c); q = Mul(a, n); y = Add(p, q)", **numbers),
+    )
+    yield "exponential unit, branches exchanged", pair(elu, f"{chosen}y = Where(b, a, x)", "different", **numbers)
+    yield (
+        "exponential unit without the 1",
+        pair(elu, "b = Greater(x, l); e = Exp(x); a = Mul(e, k); y = Where(b, x, a)", "different", **numbers),
+    )
+    yield (
+        "exponential unit with a threshold",
+        pair(elu, f"{chosen}y = Where(b, x, a)", "different", **numbers | {"l": 0.25}),
+    )
+    celu = "a = Div(x, k); b = Greater(x, l); e = Exp(a); d = Sub(e, o); f = Mul(d, k); y = Where(b, x, f)"
+    yield "continuous exponential unit by where", pair("y = Celu<alpha=0.5>(x)", celu, l=0.0, o=1.0, k=0.5)
+
+
+def _masked_softmaxes() -> Iterable[tuple[str, Pair]]:
+    scores = "float[2,5,6] s, bool[5,6] m -> float[2,5,6] y"
+    added = "a = Where(m, z, i); t = Add(s, a); y = Softmax(t)"
+    chosen = "t = Where(m, s, i); y = Softmax(t)"
+    numbers = {"z": 0.0, "i": -np.inf}
+    first, second = model(scores, added, **numbers), model(scores, chosen, **numbers | {"z": 0.0})
+    del second.graph.initializer[0]
+    yield "added mask of scores", Pair(first, second, "proved")
+    negated = model(scores, "n = Not(m); t = Where(n, i, s); y = Softmax(t)", i=-np.inf)
+    yield "negated mask of scores", Pair(first, negated, "proved")
+    other = model(scores, "n = Not(m); t = Where(n, s, i); y = Softmax(t)", i=-np.inf)
+    yield "exchanged mask of scores", Pair(first, other, "different")
+    doubled = model(
+        scores, f"{added.replace('Softmax(t)', 'Softmax(u)').replace('y =', 'u = Add(t, s); y =')}", **numbers
+    )
+    yield "masked scores twice", Pair(first, doubled, "different")
 
 
 def _logarithms() -> Iterable[tuple[str, Pair]]:

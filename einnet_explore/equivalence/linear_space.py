@@ -189,6 +189,8 @@ class TermSpace:
         """Return a sum of multiples of ``opaque`` factors as one of them; None if it cannot be written as a scope."""
         forms = [form for _, (_, at) in parts for form in at]
         names = sorted({v for form in forms for v in form if v})
+        if not all(isinstance(end, int) for v in names for end in self.ranges[v]):
+            return None  # sizes are unknown
         xs = {v: Iterator(v, self.ranges[v][0], self.ranges[v][1] + 1) for v in names}
         terms = list[Scalar]()
         for k, (name, at) in parts:
@@ -210,9 +212,9 @@ class TermSpace:
                 scope = replace(scope, traversals=tuple(scope.traversals[d] for d in read), padding=())
                 at = tuple(at[d] for d in read)
         ends = [self.bounds(form) for form in at]
-        if all(lo < hi for lo, hi in ends):
+        if all(lo != hi for lo, hi in ends):
             return scope, at
-        free = [d for d, (lo, hi) in enumerate(ends) if lo < hi]
+        free = [d for d, (lo, hi) in enumerate(ends) if lo != hi]
         xs = tuple(Iterator(f"x{d}", *scope.reach[d]) for d in free)
         index: list[Index] = [Index((), lo) for lo, _ in ends]
         for d, x in zip(free, xs, strict=True):

@@ -42,6 +42,7 @@ from einnet_explore.equivalence.linear_space import (
     with_summations,
 )
 from einnet_explore.equivalence.polynomial import (
+    CONDITION,
     Monomial,
     Polynomial,
     apply_to_polynomials,
@@ -111,6 +112,8 @@ def _applied(space: TermSpace, op: str, args: list[Polynomial]) -> Polynomial:
     given = space.given
     if (kept := _unchanged_integer(space, op, args)) is not None:
         return kept
+    if op == "select" and (negated := _negated(space, args[0])) is not None:
+        args = [negated, args[2], args[1]]
     if given.factored and op not in ("+", "-", "*", "neg") and not (op == "exp" and given.exponential):
         args = [_with_joined_sums(space, arg) for arg in args]
     return (
@@ -150,6 +153,8 @@ def _unchanged_integer(space: TermSpace, op: str, args: list[Polynomial]) -> Pol
     match op, args:
         case ("round", [value]):
             return value if _integer_range(space, value) else None
+        case ("bool", [value]):
+            return value if (found := _integer_range(space, value)) and found[0] >= 0 and found[1] <= 1 else None
         case ("relu", [value]):
             args = [value, ()]
         case (("maximum" | "minimum"), _):
@@ -160,6 +165,15 @@ def _unchanged_integer(space: TermSpace, op: str, args: list[Polynomial]) -> Pol
         found, number = _integer_range(space, value), constant_value(other)
         if found and number is not None and (found[1] <= number if op == "minimum" else number <= found[0]):
             return value
+    return None
+
+
+def _negated(space: TermSpace, condition: Polynomial) -> Polynomial | None:
+    """Return c if *condition* is 1 - c, and c is 0 or 1; None for others."""
+    match condition:
+        case ((1, ()), (-1, (factor,))) | ((-1, (factor,)), (1, ())):
+            if factor[0].startswith(CONDITION) or space.elements.get(factor[0]) == (0, 1):
+                return ((Fraction(1), (factor,)),)
     return None
 
 
@@ -526,6 +540,17 @@ def _expand(space: TermSpace, scalar: Scalar, env: Env) -> list[Term]:
             return _from_cases(table_cases(space, source, tuple(space.form(i, env) for i in index)))
         case Access(Scope() as source, index):
             return terms_at(space, source, tuple(space.form(i, env) for i in index))
+        case Apply("*") if _selects(scalar):
+            return _from_cases(scalar_cases(space, scalar, env))
+        case Apply("neg", (a,)) if not (isinstance(a, Apply) and a.op in ("+", "-", "neg")):
+            return _scale_terms(_expand(space, a, env), Fraction(-1))
+        case Apply("+" | "-" | "neg") if _selects(scalar):
+            by_kind: dict[bool, list[Scalar]] = {True: [], False: []}
+            for each in _summands(scalar):
+                by_kind[_selects(each)].append(each)
+            whole = by_kind[True][0] if len(by_kind[True]) == 1 else Apply("+", tuple(by_kind[True]))
+            found = _from_cases(scalar_cases(space, whole, env))
+            return found + [t for each in by_kind[False] for t in _expand(space, each, env)]
         case Apply("+", args):
             return [t for arg in args for t in _expand(space, arg, env)]
         case Apply("-", (a, b)):
@@ -546,6 +571,33 @@ def _expand(space: TermSpace, scalar: Scalar, env: Env) -> list[Term]:
             chosen = ((yes, _expand(space, a, env)), (no, _expand(space, b, env)))
             return [replace(t, where=(*rows, *t.where)) for side, found in chosen for rows in side for t in found]
     return _from_cases(scalar_cases(space, scalar, env))
+
+
+def _summands(scalar: Scalar) -> Iterable[Scalar]:
+    """Yield what *scalar* is a sum of; products are not multiplied out."""
+    match scalar:
+        case Apply("+", args):
+            yield from (each for arg in args for each in _summands(arg))
+        case Apply("-", (a, b)):
+            yield from (*_summands(a), *(Apply("neg", (each,)) for each in _summands(b)))
+        case Apply("neg", (a,)) if isinstance(a, Apply) and a.op in ("+", "-", "neg"):
+            yield from (Apply("neg", (each,)) for each in _summands(a))
+        case _:
+            yield scalar
+
+
+def _selects(scalar: Scalar) -> bool:
+    """Whether a condition on values is an operand in sums and products of *scalar*."""
+    match scalar:
+        case Access(Scope(summations=()) as scope):
+            return _selects(scope.body)
+        case Apply("less" | "less_equal" | "select" | "bool"):
+            return True
+        case Apply("+" | "-" | "neg" | "*" | "/", args):
+            return any(map(_selects, args))
+        case Apply(_, (a,)) if is_exact_cast(scalar):
+            return _selects(a)
+    return False
 
 
 def _scale_terms(terms: list[Term], by: Number) -> list[Term]:
