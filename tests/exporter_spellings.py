@@ -148,6 +148,7 @@ def function_spellings() -> Iterable[tuple[str, Pair]]:
     yield from _masked_softmaxes()
     yield from _logarithms()
     yield from _parallel_convolutions()
+    yield from _fast_convolutions()
 
 
 def _variances() -> Iterable[tuple[str, Pair]]:
@@ -315,6 +316,45 @@ def _parallel_convolutions() -> Iterable[tuple[str, Pair]]:
     bias = sum(given[f"h{n}"] - given[f"m{n}"] * scale[n] for n in range(3))
     one = model(image, "y = Conv<pads=[1,1,1,1]>(x, w, b)", w=joined, b=bias)
     yield "normalised parallel convolutions", Pair(model(image, nodes, w=large, v=small, **given), one, "rounded")
+
+
+def _fast_convolutions() -> Iterable[tuple[str, Pair]]:
+    rng = np.random.default_rng(9)
+    taps = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
+    data = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
+    outputs = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
+    line = "float[1,3,10] x -> float[1,5,8] y"
+    weight = rng.standard_normal((5, 3, 3))
+    direct = model(line, "y = Conv(x, w)", w=weight)
+    split = "".join(f"{to} = Slice(x, s{n}, e{n}, t, k); " for n, to in enumerate("abcd"))
+    split += "p = Sub(a, c); q = Add(b, c); r = Sub(c, b); s = Sub(b, d); "
+    split += "m0 = Conv(p, w0); m1 = Conv(q, w1); m2 = Conv(r, w2); m3 = Conv(s, w3); "
+    split += "u = Add(m0, m1); y0 = Add(u, m2); v = Sub(m1, m2); y1 = Sub(v, m3); "
+    split += "z0 = Unsqueeze(y0, l); z1 = Unsqueeze(y1, l); z = Concat<axis=-1>(z0, z1); y = Reshape(z, o)"
+    places: dict[str, object] = {"t": [2], "k": [2], "l": [-1], "o": [1, 5, 8]}
+    places |= {f"s{n}": [n] for n in range(4)} | {f"e{n}": [n + 7] for n in range(4)}
+
+    def fast(nodes: str, by: np.ndarray) -> onnx.ModelProto:
+        parts = {f"w{n}": np.einsum("r,fcr->fc", by[n], weight)[:, :, None] for n in range(4)}
+        return model(line, nodes, **places, **parts)
+
+    yield "minimal filtering", Pair(direct, fast(split, taps), "rounded")
+    wrong = taps.copy()
+    wrong[2, 1] = 0.5
+    yield "minimal filtering by another transform", Pair(direct, fast(split, wrong), "different")
+    signs = split.replace("y1 = Sub(v, m3)", "y1 = Add(v, m3)")
+    yield "minimal filtering with another sign", Pair(direct, fast(signs, taps), "different")
+    tiles = "g = Gather<axis=2>(x, i); h = MatMul(g, B); h4 = Transpose<perm=[3,0,1,2]>(h); hh = Reshape(h4, rs); "
+    tiles += "m = MatMul(U, hh); n = Transpose<perm=[1,2,0]>(m); z = MatMul(n, A); y = Reshape(z, o)"
+    index = np.arange(0, 8, 2)[:, None] + np.arange(4)
+
+    def tiled(by: np.ndarray) -> onnx.ModelProto:
+        matrices = {"B": data.T.astype(float), "A": outputs.T.astype(float)}
+        whole = np.einsum("pr,fcr->pfc", by, weight)
+        return model(line, tiles, i=index, rs=[4, 3, 4], o=[1, 5, 8], U=whole, **matrices)
+
+    yield "minimal filtering by matrices", Pair(direct, tiled(taps), "rounded")
+    yield "minimal filtering by other matrices", Pair(direct, tiled(wrong), "different")
 
 
 def _read(numbers: dict[str, float], nodes: str) -> dict[str, float]:
