@@ -410,7 +410,8 @@ class Space:
             case "+", _:
                 return self.conditioned(collected(m for a in args for m in a))
             case "*", [a, b]:
-                self.spend(300 * len(a) * len(b))  # each may become a set, of some 200 kB
+                scales = any(not fs for p in (a, b) if len(p) == 1 for _, fs in p)
+                self.spend((1 if scales else 300) * len(a) * len(b))  # each may become a set, of some 200 kB
                 if any(len(p) != 1 and any(unbounded(*m) for m in q) for p, q in ((a, b), (b, a))):
                     raise Beyond(SPREAD)
                 return self.conditioned(collected((k * m, f + g) for (k, f), (m, g) in product(a, b)))

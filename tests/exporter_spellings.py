@@ -8,6 +8,8 @@ import onnx
 import onnx.parser
 from onnx import numpy_helper
 
+from einnet_explore.analysis.bilinear import correlation
+
 
 class Pair(NamedTuple):
     """Two models, and the kind of the verdict."""
@@ -149,6 +151,7 @@ def function_spellings() -> Iterable[tuple[str, Pair]]:
     yield from _logarithms()
     yield from _parallel_convolutions()
     yield from _fast_convolutions()
+    yield from _nested_filtering()
 
 
 def _variances() -> Iterable[tuple[str, Pair]]:
@@ -355,6 +358,32 @@ def _fast_convolutions() -> Iterable[tuple[str, Pair]]:
 
     yield "minimal filtering by matrices", Pair(direct, tiled(taps), "rounded")
     yield "minimal filtering by other matrices", Pair(direct, tiled(wrong), "different")
+
+
+def _nested_filtering() -> Iterable[tuple[str, Pair]]:
+    rng = np.random.default_rng(10)
+    for m in (2, 4):
+        found = correlation(m, 3)
+        data, taps, outputs = (np.array(table, np.float64) for table in (found.u, found.v, found.w))
+        n, length, weight = m + 2, 2 * m, rng.standard_normal((5, 4, 3, 3))
+        image = f"float[1,4,{length + 2},{length + 2}] x -> float[1,5,{length},{length}] y"
+        # windows, transforms of both dimensions, one product for each place, and the inverse transforms
+        nodes = (
+            "g = Gather<axis=3>(x, i); h = Gather<axis=2>(g, i); a = MatMul(h, B); "
+            "b = Transpose<perm=[0,1,2,4,5,3]>(a); c = MatMul(b, B); d = Transpose<perm=[5,4,1,0,2,3]>(c); "
+            "e = Reshape(d, r1); f = MatMul(U, e); k = Reshape(f, r2); l = Transpose<perm=[2,3,4,1,0]>(k); "
+            "o = MatMul(l, A); s = Transpose<perm=[0,1,2,4,3]>(o); u = MatMul(s, A); "
+            "z = Transpose<perm=[0,1,3,2,4]>(u); y = Reshape(z, r3)"
+        )
+        shapes = {"r1": [n * n, 4, 4], "r2": [n, n, 5, 2, 2], "r3": [1, 5, length, length]}
+        places = np.arange(0, length, m)[:, None] + np.arange(n)
+        direct = model(image, "y = Conv(x, w)", w=weight)
+        wrong = taps.copy()
+        wrong[1, 1] = -wrong[1, 1]
+        for name, by, kind in (("", taps, "rounded"), (" with a wrong entry", wrong, "different")):
+            whole = np.einsum("pr,qs,fcrs->pqfc", taps, by, weight).reshape(n * n, 5, 4)
+            fast = model(image, nodes, i=places, B=data.T, A=outputs.T, U=whole, **shapes)
+            yield f"nested filtering of {m} outputs{name}", Pair(direct, fast, kind)
 
 
 def _read(numbers: dict[str, float], nodes: str) -> dict[str, float]:

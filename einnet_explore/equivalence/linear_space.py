@@ -62,6 +62,9 @@ class TermSpace:
         """Dividend and divisor of each quotient."""
         self._quotient: dict[tuple[tuple[tuple[str, int], ...], int], str] = {}
         self._opaque: list[Scope] = []
+        self._sums: list[str] = []
+        self.named_sums = 0
+        """How many summed integers have a name; less, and later names recur: for terms that are never multiplied."""
         self.point: tuple[Form, ...] = tuple({self.fresh("x", lo, hi - 1): 1, "": 0} for lo, hi in region)
         self.coordinates = tuple(self.ranges)
 
@@ -70,6 +73,16 @@ class TermSpace:
         name = f"{stem}{len(self.ranges)}"
         self.ranges[name] = (lo, hi)
         return name
+
+    def fresh_sum(self, lo: int, hi: int) -> str:
+        """Name a summed integer in [lo, hi]: a new one, or one that was named before ``named_sums`` was set back."""
+        rest = range(self.named_sums, len(self._sums))
+        found = next((n for n in rest if self.ranges[self._sums[n]] == (lo, hi)), None)
+        if found is None:
+            found = len(self._sums)
+            self._sums.append(self.fresh("y", lo, hi))
+        self.named_sums = found + 1
+        return self._sums[found]
 
     def means(self, v: str) -> bool:
         """Whether a quotient or an alias is a function of *v*."""
@@ -283,7 +296,7 @@ def with_summations(
     space: TermSpace, scope: Scope, env: dict[Iterator, Form]
 ) -> tuple[dict[Iterator, Form], tuple[str, ...]]:
     """Add the summations' forms to *env*; return it and their names."""
-    names = tuple(space.fresh("y", y.lo, y.hi - 1) for y in scope.summations)
+    names = tuple(space.fresh_sum(y.lo, y.hi - 1) for y in scope.summations)
     return {**env, **{y: {name: 1, "": 0} for y, name in zip(scope.summations, names, strict=True)}}, names
 
 

@@ -13,12 +13,13 @@ Source: EinNet §3 for the meaning of scopes.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from itertools import combinations, compress, product
 from math import isfinite, isinf, prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from einnet_explore.analysis.bilinear import table_entries
 from einnet_explore.analysis.indices import iterators_of
@@ -67,6 +68,7 @@ from einnet_explore.ir import (
     Scope,
     Table,
     Tensor,
+    accesses,
     factors,
     is_exact_cast,
     mul,
@@ -406,12 +408,80 @@ def terms_at(space: TermSpace, scope: Scope, at: tuple[Form, ...]) -> list[Term]
     env, inside = scope_conditions(space, scope, at)
     out = _from_cases(constant_cases(complement(inside), scope.value))
     if inside is not None:
-        env, summed = with_summations(space, scope, env)
-        for term in _expand(space, scope.body, env):
-            made = Term(term.coefficient, term.factors, (*summed, *term.summed), (*inside, *term.where))
-            if (settled := _eliminate_fixed(space, made)) is not None:
-                out.append(settled)
+        for at_values, summed in _summed_points(space, scope, env):
+            for term in _expand(space, scope.body, at_values):
+                made = Term(term.coefficient, term.factors, (*summed, *term.summed), (*inside, *term.where))
+                if (settled := _eliminate_fixed(space, made)) is not None:
+                    out.append(settled)
+        if len(out) > MAX_NAMES:
+            out = add_like_terms(out)
     return _check_term_count(out)
+
+
+MAX_LISTED = 64
+"""Values of summed integers by which a table is indexed up to which these are written out."""
+
+
+def _summed_points(
+    space: TermSpace, scope: Scope, env: dict[Iterator, Form]
+) -> Iterable[tuple[dict[Iterator, Form], tuple[str, ...]]]:
+    """Yield *env* with the summations of *scope*: all values of those by which it indexes tables, and names of others.
+
+    The names of integers that are summed further inside recur from value to value, so that like terms can be added.
+    """
+    tables = _tabulated(scope)
+    listed = tuple(y for y in scope.summations if y in tables)
+    if not listed or prod(y.extent for y in listed) > MAX_LISTED:
+        yield with_summations(space, scope, env)
+        return
+    env, summed = with_summations(
+        space, replace(scope, summations=tuple(y for y in scope.summations if y not in listed)), env
+    )
+    first = last = space.named_sums
+    for values in product(*(range(y.lo, y.hi) for y in listed)):
+        space.named_sums = first
+        yield {**env, **{y: {"": n} for y, n in zip(listed, values, strict=True)}}, summed
+        last = max(last, space.named_sums)
+    space.named_sums = last
+
+
+@lru_cache(1 << 12)
+def _tabulated(scope: Scope) -> frozenset[Iterator]:
+    """Return the iterators of *scope* by which it, or a scope inside it, indexes a table."""
+    found = set[Iterator]()
+    for read in accesses(scope.body):
+        match read.source:
+            case Table():
+                indices = read.index
+            case Scope() as inner:
+                tables = _tabulated(inner)
+                indices = tuple(i for x, i in zip(inner.traversals, read.index, strict=True) if x in tables)
+            case _:
+                continue
+        found |= {x for i in indices for x in i.iterators}
+    return frozenset(found)
+
+
+def add_like_terms(terms: Sequence[Term]) -> list[Term]:
+    """Add terms that differ in coefficients only, and drop terms with coefficient 0.
+
+    Most products of a bilinear algorithm cancel here, without integer sets.
+    """
+    out: dict[Any, Term] = {}
+    seen: dict[int, Hashable] = {}  # most forms are shared by many terms
+
+    def known_as(form: Form) -> Hashable:
+        if id(form) not in seen:
+            seen[id(form)] = frozenset(form.items())
+        return seen[id(form)]
+
+    for term in terms:
+        factors = tuple(sorted(((name, tuple([known_as(form) for form in at])) for name, at in term.factors), key=repr))
+        where = frozenset([known_as(row) for row in term.where])
+        same = factors, frozenset(term.summed), where, isinf(term.coefficient) and term.coefficient
+        known = out.get(same)
+        out[same] = replace(term, coefficient=known.coefficient + term.coefficient) if known else term
+    return [term for term in out.values() if term.coefficient]
 
 
 def _eliminate_fixed(space: TermSpace, term: Term) -> Term | None:
