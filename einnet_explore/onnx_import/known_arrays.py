@@ -175,6 +175,29 @@ def index_of_digits(values: Array, place: Index, known: Array | None = None, bey
             rest = index_of_digits(heads, place // radix, is_known, beyond)
             if rest is not None:
                 return place % radix * step + rest
+    return _index_of_two_digits(values, place, known, beyond)
+
+
+def _index_of_two_digits(values: Array, place: Index, known: Array, beyond: int) -> Index | None:
+    """Return the index that has *values* as the sum of functions of two digits of *place*; see ``index_of_digits``."""
+    for radix in range(len(values) // 2, 2, -1):
+        if len(values) % radix:
+            continue
+        rows, are_known = values.reshape(-1, radix), known.reshape(-1, radix)
+        low, is_low = np.where(are_known[0], rows[0], 0), are_known[0].copy()
+        high = np.zeros(len(rows), np.int64)
+        for n, (row, is_known) in enumerate(zip(rows, are_known, strict=True)):
+            differences = np.unique((row - low)[is_low & is_known])
+            if len(differences) != 1:
+                break
+            high[n] = differences[0]
+            new = is_known & ~is_low
+            low[new], is_low = row[new] - high[n], is_low | is_known
+        else:
+            first, second = place % radix, place // radix
+            parts = index_of_digits(low, first, is_low, beyond), index_of_digits(high, second, None, beyond)
+            if parts[0] is not None and parts[1] is not None:
+                return parts[0] + parts[1]
     return None
 
 
