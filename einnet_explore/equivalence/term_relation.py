@@ -413,7 +413,7 @@ def terms_at(space: TermSpace, scope: Scope, at: tuple[Form, ...]) -> list[Term]
                 made = Term(term.coefficient, term.factors, (*summed, *term.summed), (*inside, *term.where))
                 if (settled := _eliminate_fixed(space, made)) is not None:
                     out.append(settled)
-        if len(out) > MAX_NAMES:
+        if len(out) > MAX_NAMES and not any(may_be_infinite(t.coefficient, t.factors) for t in out):
             out = add_like_terms(out)
     return _check_term_count(out)
 
@@ -468,15 +468,15 @@ def add_like_terms(terms: Sequence[Term]) -> list[Term]:
     Most products of a bilinear algorithm cancel here, without integer sets.
     """
     out: dict[Any, Term] = {}
-    seen: dict[int, Hashable] = {}  # most forms are shared by many terms
+    seen: dict[int, tuple[tuple[str, int], ...]] = {}  # most forms are shared by many terms
 
-    def known_as(form: Form) -> Hashable:
+    def known_as(form: Form) -> tuple[tuple[str, int], ...]:
         if id(form) not in seen:
-            seen[id(form)] = frozenset(form.items())
+            seen[id(form)] = form_key(form)
         return seen[id(form)]
 
     for term in terms:
-        factors = tuple(sorted(((name, tuple([known_as(form) for form in at])) for name, at in term.factors), key=repr))
+        factors = tuple(sorted([(name, tuple([known_as(form) for form in at])) for name, at in term.factors]))
         where = frozenset([known_as(row) for row in term.where])
         same = factors, frozenset(term.summed), where, isinf(term.coefficient) and term.coefficient
         known = out.get(same)
