@@ -95,7 +95,7 @@ def _verdict(step: str, before: Program, after: Program, rounds: bool = False) -
         useful = {EXPONENTIAL for e in inside if isinstance(e, tuple) and e[0] == "exp"}
         useful |= {ROUNDED for e in inside if isinstance(e, Fraction) and simple(e) != e}
         functions = any(isinstance(e, tuple) and e[0] not in ("+", "-", "*", "/") for e in inside)
-        if functions and any(t.dtype != "float32" for t in before.inputs) and any(map(sums, (before, after))):
+        if functions and any(map(sums, (before, after))):
             useful.add(FACTORED)
         for axioms in (
             taken

@@ -12,15 +12,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from fractions import Fraction
-from itertools import chain, islice, pairwise, permutations, product
+from itertools import chain, compress, islice, pairwise, permutations, product
 from math import gcd, inf, isqrt, prod
 from typing import Any, NamedTuple, TypeAlias
 
 from einnet_check.sizes import Beyond, Size, Symbol, floor, form_of, natural, quotient_range
 from einnet_check.text import (
+    CASTS,
     COMPARISONS,
     FINITE,
     INTEGERS,
+    SIGNIFICANDS,
     Box,
     Expr,
     Number,
@@ -53,6 +55,10 @@ POWER = 8
 """The largest power that is written as a product."""
 BENDS = 17
 """The most kinks of a piecewise linear function of one argument, and one more."""
+CONDITIONS, SELECTED = 3, 12
+"""The most conditions and monomials of a polynomial in which conditions are replaced."""
+REPLACED = 120
+"""The most letters of the functions, in such a polynomial, in which a factor is replaced."""
 LETTERS = str.maketrans("-*+", "ntp")
 """Letters for the signs of a size in the name of an integer."""
 NEUTRAL: dict[str, Number] = {"sum": Fraction(0), "prod": Fraction(1), "max": -inf, "min": inf}
@@ -67,6 +73,10 @@ INCREASING = frozenset(["relu", "tanh", "sigmoid", "exp", "erf", "round"])
 AT_ZERO = {"exp": Fraction(1), "sigmoid": Fraction(1, 2)} | dict.fromkeys(["tanh", "erf", "sqrt", "abs"], Fraction(0))
 DEGREE = dict.fromkeys(["relu", "abs", "maximum", "minimum"], 2) | {"sqrt": 1, "rsqrt": -1}
 """f(k·x, k·y) is k^(degree/2) · f(x, y) for k > 0."""
+CONDITION = "less(0, "
+"""The first letters of a condition 0 < g, a factor that is 1 or 0."""
+TOTAL = frozenset(["exp", "e^", "relu", "abs", "erf", "sin", "cos", "less", "maximum", "minimum", "round"])
+"""Functions that have a value for all numbers."""
 POSITIVE = ("relu(", "abs(", "exp(", "e^(")
 """The first letters of functions that are nowhere negative."""
 
@@ -256,10 +266,12 @@ class Space:
             case (op, a, b) if op == BINARY.get(reduce):
                 one, other = (self.families(arg, env, reduce) for arg in (a, b))
                 for arg, found, bound in ((a, one, b), (b, other, a)):
-                    limit = constant(bound) if isinstance(bound, Fraction) and not infinite(arg) else None
+                    limit = constant(bound) if isinstance(bound, Fraction) and found and not infinite(arg) else None
                     if limit is not None and all(self.unchanged(op, [f.value, limit]) is not None for f in found):
                         return found
                 return one + other
+            case ("*", _, _) if reduce == "sum" and selects(e):
+                return self.settled(self.families(e, env), reduce)
             case ("/", a, b) if reduce == "sum" and a != 1:
                 return self.families(("*", a, ("/", Fraction(1), b)), env, reduce)
             case (str(), *_) if infinite(e) and (read := opened(e, reduce)):
@@ -309,7 +321,7 @@ class Space:
             of: Any = len(alike) if reduce != "sum" else (frozenset(f.summed), frozenset(map(name, f.where)))
             alike.setdefault(of, []).append(f)
         total = (
-            fs[0] if len(fs) == 1 else fs[-1]._replace(value=collected(chain.from_iterable(f.value for f in fs)))
+            fs[0] if len(fs) == 1 else fs[-1]._replace(value=self.applied("+", [f.value for f in fs]))
             for fs in alike.values()
         )
         found = [f for f in total if f.value != constant(NEUTRAL[reduce])]
@@ -333,6 +345,10 @@ class Space:
                 self.integers[of] = INTEGERS[source.dtype]
             rows, inner = self.holds(within(at, source.box)), [Family((), element(of, at))]
         elif reduces(source) and source.reduce != reduce:
+            sums = summands(source) if FACTORED in self.axioms and not infinite(source.body) else [source]
+            if len(sums) > 1:
+                each = product(*(self.read(part, at) for part in sums))
+                return [self.joined("+", (Family((), ()), *one), "") for one in each]
             common, rest = parted(source, EXPONENTIAL in self.axioms, FACTORED in self.axioms)
             symbol = Family((), element(*self.symbol(rest, at)))
             known = {x: form for (x, _, _), form in zip(source.own, at, strict=True)}
@@ -349,8 +365,10 @@ class Space:
     def symbol(self, scope: Scope, at: Rows) -> tuple[str, Rows]:
         """``scope[at]`` as a factor; scopes proved equal, up to the order of traversals, share a name.
 
-        The name tells whether values may be infinite.  Of orders that give one value the least *at* is taken.
+        The name tells whether values may be infinite.  Of orders that give one value the least *at* is taken.  Where
+        *scope* is one value for all of a coordinate, that is left out.
         """
+        scope, at = depending(scope, at)
         ends = [self.bounds(form) for form in at]
         at = tuple(
             {"": low} if isinstance(low, int) and low == high else form
@@ -378,6 +396,8 @@ class Space:
         """*op* of polynomials: sums and products multiplied out, anything else a factor of its own."""
         if (kept := self.unchanged(op, args)) is not None:
             return kept
+        if FACTORED in self.axioms and op not in ("+", "*", "e^"):
+            args = [self.gathered(arg) for arg in args]
         match op, args:
             case (("*" | "/"), [((float() as a, ()),), ((Fraction() as k, ()),)]):
                 return constant(a if k > 0 else -a)
@@ -387,19 +407,22 @@ class Space:
                 return a
             case (("maximum" | "minimum"), [() | ((_, ()),) as a, () | ((_, ()),) as b]):
                 return constant((max if op == "maximum" else min)(p[0][0] if p else Fraction(0) for p in (a, b)))
-            case "+", [a, b]:
-                return collected((*a, *b))
+            case "+", _:
+                return self.conditioned(collected(m for a in args for m in a))
             case "*", [a, b]:
-                self.spend(300 * len(a) * len(b))  # each may become a set, of some 200 kB
+                scales = any(not fs for p in (a, b) if len(p) == 1 for _, fs in p)
+                self.spend((1 if scales else 300) * len(a) * len(b))  # each may become a set, of some 200 kB
                 if any(len(p) != 1 and any(unbounded(*m) for m in q) for p, q in ((a, b), (b, a))):
                     raise Beyond(SPREAD)
-                return collected((k * m, f + g) for (k, f), (m, g) in product(a, b))
+                return self.conditioned(collected((k * m, f + g) for (k, f), (m, g) in product(a, b)))
             case "/", [a, ((Fraction() as k, ()),)]:
                 return tuple((c / k, f) for c, f in a)
             case "/", [a, b] if a != constant(Fraction(1)):
                 return self.applied("*", [a, self.applied("/", [constant(Fraction(1)), b])])
             case "exp" | "e^", [((k, ()),)] if k == -inf:
                 return ()
+            case "exp", [a] if (chosen := self.unmasked(a)) is not None:
+                return chosen
             case "e^", [a]:  # the axiom: of a sum it is the product of those of its terms
                 parts = [self.skeleton((m,)) for m in a]
                 self.arguments |= {f"e^({of})": [(m,)] for (of, _), m in zip(parts, a, strict=True)}
@@ -421,6 +444,25 @@ class Space:
             case "abs", [((k, factors),)] if len(factors) > (k == 1):
                 sizes = (self.applied(op, [((Fraction(1), (f,)),)]) for f in factors)
                 return self.product([constant(-k if k < 0 else k), *sizes])
+            case "less_equal", [a, b] if not any(unbounded(*m) for m in (*a, *b)):
+                return collected((*constant(Fraction(1)), *negative(self.applied("less", [b, a]))))
+            case "less", [a, b] if not any(unbounded(*m) for m in (*a, *b)):
+                gap = collected((*b, *negative(a)))
+                if not any(fs for _, fs in gap):
+                    return constant(Fraction(1)) if gap and gap[0][0] > 0 else ()
+                size = max(Fraction(k) if k > 0 else -Fraction(k) for k, _ in gap)
+                if a or size != 1:
+                    return self.applied(op, [(), tuple((k / size, fs) for k, fs in gap)])
+            case "bool", [a] if truth(a):
+                return a
+            case "select", [p, a, b] if len(q := collected((*constant(Fraction(1)), *negative(p)))) == 1 < len(p) and (
+                [self.integers.get(of) for of, _ in q[0][1]] == [(0, 1)] and q[0][0] == 1
+            ):
+                return self.applied(op, [q, b, a])
+            case "select", [p, a, b] if (masked := self.masked(p, a, b)) is not None:
+                return masked
+            case _, [a] if (bent := self.negative_part(op, a)) is not None:
+                return bent
             case (("relu" | "abs" | "maximum" | "minimum" | "select"), _) if (
                 sums := self.positive_parts(op, args)
             ) is not None:
@@ -457,10 +499,52 @@ class Space:
             self.integers[of] = 0, 1
         return ((power, ((of + "∞" * endless, tuple(f for _, at in parts for f in at)),)),)
 
+    def gathered(self, value: Polynomial) -> Polynomial:
+        """*value*, an operand of a function, with one sum in place of sums that have the same other factors."""
+        if any(unbounded(*m) for m in value):
+            return value
+        alike: dict[Any, list[tuple[Number, Factors]]] = {}
+        for k, fs in value:
+            sums = [f for f in fs if f[0].startswith("{")]
+            others = [(of, tuple(map(name, at))) for of, at in fs if (of, at) not in sums]
+            alike.setdefault(tuple(others) if len(sums) == 1 else (k, len(alike)), []).append((k, fs))
+        out = list[tuple[Number, Factors]]()
+        for group in alike.values():
+            parts = [(k, *(f for f in fs if f[0].startswith("{"))) for k, fs in group]
+            whole = self.total(parts) if len(group) > 1 else None
+            rest = tuple(f for f in group[0][1] if not f[0].startswith("{"))
+            out += group if whole is None else [(Fraction(1), (*rest, whole))]
+        return collected(out)
+
+    def total(self, parts: list[Any]) -> tuple[str, Rows] | None:
+        """The sum of multiples of scopes, each at its place, as one scope at a place; None where sizes are unknown."""
+        forms = [form for _, (_, at) in parts for form in at]
+        used = sorted({v for form in forms for v in form if v})
+        if any(isinstance(v, Symbol) or not all(isinstance(end, int) for end in self.range[v]) for v in used):
+            return None
+        to = {v: f"x{n}" for n, v in enumerate(used)}
+        whole: Expr = Fraction(0)
+        for k, (of, at) in parts:
+            source, index = self.opaque[int(of.strip("{}"))], list[Expr]()
+            for form, (lo, hi) in zip(at, source.reach, strict=True):
+                least, most = self.bounds(form)
+                if not lo <= least <= most < hi:
+                    return None
+                place: Expr = Fraction(form[""])
+                for v, n in form.items():
+                    place = ("+", place, ("*", Fraction(n), to[v])) if v else place
+                index.append(place)
+            whole = ("+", whole, ("*", k, Read(source, tuple(index))))
+        own = tuple((to[v], self.range[v][0], self.range[v][1] + 1) for v in used)
+        scope = Scope(own, (), whole, "sum", (), tuple((lo, hi) for _, lo, hi in own), Fraction(0))
+        return self.symbol(scope, tuple({v: 1, "": 0} for v in used))
+
     def unchanged(self, op: str, args: list[Polynomial]) -> Polynomial | None:
         """The operand that a rounding, a clamp or a cast is, since it is an integer within the bounds; None if not."""
-        low: Number = INTEGERS[op][0] if op in INTEGERS else -inf
-        high: Number = INTEGERS[op][1] if op in INTEGERS else inf
+        ends: tuple[Number, Number] = INTEGERS.get(op, (-inf, inf))
+        if op in SIGNIFICANDS:
+            ends = -(1 << SIGNIFICANDS[op]), 1 << SIGNIFICANDS[op]
+        low, high = ends
         match op, args:
             case "relu", [a]:
                 low = 0
@@ -468,16 +552,16 @@ class Space:
                 low = b[0][0] if b else 0
             case "minimum", ([a, () | ((_, ()),) as b] | [() | ((_, ()),) as b, a]):
                 high = b[0][0] if b else 0
-            case _, [a] if op == "round" or op in INTEGERS:
+            case _, [a] if op == "round" or op in CASTS:
                 pass
             case _:
                 return None
         least = most = 0
         for k, of in a:
-            ends = (1, 1) if not of else self.integers.get(of[0][0]) if len(of) == 1 else None
-            if ends is None or isinstance(k, float) or k.denominator != 1:
+            span = (1, 1) if not of else self.integers.get(of[0][0]) if len(of) == 1 else None
+            if span is None or isinstance(k, float) or k.denominator != 1:
                 return None
-            first, last = sorted(int(k) * end for end in ends)
+            first, last = sorted(int(k) * end for end in span)
             least, most = least + first, most + last
         return a if low <= least and most <= high else None
 
@@ -492,10 +576,9 @@ class Space:
                 if (bent := self.bent(a)) is not None:
                     return bent
                 return collected((*a, *self.applied(op, [negative(a)]))) if leading(a) < 0 else None
-            case "select", [condition, a, b] if (ends := self.compared(condition)) is not None:
-                above, gap = (collected((*p, *negative(q))) for p, q in (ends[1::-1], (a, b) if ends[2] else (b, a)))
-                if (ratio := quotient(gap, above)) is not None:
-                    return collected((*(b if ends[2] else a), *self.product([ratio, self.applied("relu", [above])])))
+            case "select", [condition, a, b] if truth(condition) and len(a) + len(b) <= SELECTED:
+                gap = self.applied("*", [condition, collected((*a, *negative(b)))])
+                return self.applied("+", [b, gap])
             case "abs", [a]:
                 return self.positive_parts("maximum", [a, negative(a)])
             case "maximum", [a, b]:
@@ -544,17 +627,101 @@ class Space:
                     return ((-half, own),), self.applied(ops[0], [y])
         return (whole, self.applied(ops[0], [negative(whole)])) if leading(whole) < 0 else None
 
-    def compared(self, condition: Polynomial) -> tuple[Polynomial, Polynomial, bool] | None:
-        """a, b and whether *condition* is a < b or a <= b, or else 1 less that; None where it is neither."""
-        match condition:
-            case ((k, factors),) if factors and k == 1:
-                way = True
-            case ((one, ()), (k, factors)) if one == 1 and k == -1:
-                way = False
-            case _:
-                return None
-        ends = self.operands("less", factors) or self.operands("less_equal", factors)
-        return None if ends is None or any(unbounded(*m) for p in ends for m in p) else (ends[0], ends[1], way)
+    def masked(self, condition: Polynomial, a: Polynomial, b: Polynomial) -> Polynomial | None:
+        """*a* or *b*, of which one is an infinite constant, as the other plus a choice of 0 or infinity; else None."""
+        for end, other in ((a, b), (b, a)):
+            wild = any(unbounded(*m) for m in (*condition, *other))
+            if other and not wild and end and not end[0][1] and isinstance(end[0][0], float):
+                ends: list[Polynomial] = [() if p == other else p for p in (a, b)]
+                return collected((*other, *self.applied("select", [condition, *ends])))
+        return None
+
+    def unmasked(self, value: Polynomial) -> Polynomial | None:
+        """e^(r + m), where m is 0 or minus infinity by a condition, is e^r or 0 by it; None for others."""
+        masks = [m for m in value if unbounded(*m)]
+        if len(masks) != 1 or masks[0][0] <= 0:
+            return None
+        found = self.operands("select", masks[0][1])
+        if found is None or sorted(map(len, found[1:])) != [0, 1] or any(unbounded(*m) for m in found[0]):
+            return None
+        if constant(-inf) not in found:
+            return None
+        power = self.applied("exp", [tuple(m for m in value if m not in masks)])
+        return self.applied("select", [found[0], *(() if p else power for p in found[1:])])
+
+    def conditioned(self, value: Polynomial) -> Polynomial:
+        """*value* with positive parts in place of conditions 0 < g, which are 1 or 0.
+
+        Where 0 < g, g·q is relu(g)·q, and f(g) with f(0) = 0 is f(relu(g)); elsewhere both are 0.
+        """
+        found = {of + str(at): (of, at) for _, fs in value for of, at in fs if of.startswith(CONDITION)}
+        if len(found) > CONDITIONS or len(value) > SELECTED:
+            return value
+        for factor in found.values():
+            rest = [(k, fs) for k, fs in value if factor not in fs]
+            held = collected((k, tuple(f for f in fs if f != factor)) for k, fs in value if factor in fs)
+            ends = self.operands("less", (factor,))
+            if ends is None or any(unbounded(*m) for m in (*held, *ends[1])):
+                continue
+            if (changed := self.positive(held, ends[1])) is not None:
+                return self.applied("+", [collected(rest), changed])
+            value = collected([*rest, *((k, (*fs, factor)) for k, fs in held)])
+        return value
+
+    def positive(self, value: Polynomial, gap: Polynomial) -> Polynomial | None:
+        """*value* where *gap* is positive, else 0, in terms of relu(gap); None where that is not found."""
+        if not value:
+            return ()
+        part = self.applied("relu", [gap])
+        if (ratio := quotient(value, gap)) is not None:
+            return self.product([ratio, part])
+        if sum(len(of) for _, fs in (*value, *gap) for of, _ in fs) > REPLACED:
+            return None
+        for k, fs in gap:
+            rest = collected(m for m in gap if m != (k, fs))
+            if len(fs) == 1 and not any(fs[0][0] in of for _, others in rest for of, _ in others):
+                # gap = k·x + rest, so that x is (gap - rest) / k
+                zero, above = (tuple((c / k, f) for c, f in collected((*end, *negative(rest)))) for end in ((), part))
+                if self.replaced(value, fs[0], zero) == ():
+                    return self.replaced(value, fs[0], above)
+        return None
+
+    def replaced(self, value: Polynomial, factor: tuple[str, Rows], by: Polynomial) -> Polynomial | None:
+        """*value* with *by* in place of *factor*; None where a function of it may have no value there."""
+        out: Polynomial = ()
+        for k, fs in value:
+            parts = [constant(k)]
+            for of, at in fs:
+                if (of, at) == factor:
+                    parts.append(by)
+                elif factor[0] in of and not of.startswith("{"):
+                    op = of.partition("(")[0]
+                    args = self.operands(op, ((of, at),))
+                    inner = [self.replaced(arg, factor, by) for arg in args or ()]
+                    new = [arg for arg in inner if arg is not None]
+                    if not inner or len(new) < len(inner):
+                        return None
+                    if op not in TOTAL and new != args and not (op == "/" and above_zero(new[1])):
+                        return None
+                    parts.append(self.applied(op, new))
+                else:
+                    parts.append(element(of, at))
+            out = self.applied("+", [out, self.product(parts)])
+        return out
+
+    def negative_part(self, op: str, value: Polynomial) -> Polynomial | None:
+        """f(k·(g - relu(g)) + t) = f(k·g + t) + f(t) - f(k·relu(g) + t) for numbers t; None for other values."""
+        if op not in TOTAL or op in ("relu", "abs") or any(unbounded(*m) for m in value):
+            return None
+        for k, fs in value:
+            inner = self.operands("relu", fs)
+            if inner is not None:
+                steep = tuple((-k * c, of) for c, of in inner[0])
+                rest = collected([*(m for m in value if m != (k, fs)), *negative(steep)])
+                if not any(of for _, of in rest):
+                    low, none, high = (self.applied(op, [collected((*end, *rest))]) for end in (steep, (), ((-k, fs),)))
+                    return collected((*low, *none, *negative(high)))
+        return None
 
     def bent(self, value: Polynomial) -> Polynomial | None:
         """relu of a piecewise linear function of one y, which has such parts: s·y + c + Σ k·relu(y - t)."""
@@ -611,6 +778,36 @@ class Space:
         numbers = (str(k if k in (inf, -inf) else self.number(k)).replace("inf", "∞") for k, _ in value)
         text = " + ".join("*".join((k, *(n for n, _ in fs))) for k, (_, fs) in zip(numbers, value, strict=True))
         return text or "0", tuple(form for _, fs in value for _, at in fs for form in at)
+
+
+def truth(value: Polynomial) -> bool:
+    """Whether *value* is a condition, a product of conditions, or 1 less a condition: 1 or 0."""
+    match value:
+        case ((k, factors),) if factors and k == 1:
+            return all(of.startswith(CONDITION) for of, _ in factors)
+        case ((one, ()), (k, (factor,))) if (one, k) == (1, -1):
+            return factor[0].startswith(CONDITION)
+    return False
+
+
+def above_zero(value: Polynomial) -> bool:
+    """Whether *value* is a sum of what is nowhere negative, and of a positive number or an exponential."""
+    exponentials = ("exp(", "e^(")
+    return all(k > 0 and all(of.startswith(POSITIVE) for of, _ in fs) for k, fs in value) and any(
+        all(of.startswith(exponentials) and "∞" not in of for of, _ in fs) for _, fs in value
+    )
+
+
+def selects(e: Expr) -> bool:
+    """Whether a condition on values is an operand of the sums and products that *e* is made of."""
+    match e:
+        case Read(Scope(sums=(), domain=()) as scope, _) if scope.reach == scope.box:
+            return selects(scope.body)
+        case ("less" | "less_equal" | "select" | "bool", *_):
+            return True
+        case (op, *args) if op in ("+", "*", "/") or op in CASTS:
+            return any(map(selects, args))
+    return False
 
 
 def negative(value: Polynomial) -> Polynomial:
@@ -746,7 +943,7 @@ def parted(scope: Scope, exponential: bool, factored: bool) -> tuple[tuple[Expr,
     for factor in factors(scope.body):
         match factor:
             case ("exp", argument) if exponential:
-                for term in terms(argument):
+                for term in terms(argument, factored):
                     moves = infinite(term) or any(y in names(term) for y, _, _ in scope.sums)
                     (inside if moves else outside).append(("exp", term))
             case _:
@@ -775,17 +972,47 @@ def factors(e: Expr) -> Iterable[Expr]:
             yield e
 
 
-def terms(e: Expr) -> Iterable[Expr]:
-    """The terms of *e*; what a scope that reduces nothing is at a place is a sum of terms as well."""
+def terms(e: Expr, summed: bool = False) -> Iterable[Expr]:
+    """The terms of *e*; what a scope that reduces nothing is at a place is a sum of terms as well.
+
+    If *summed*, a finite sum of several terms is several sums.
+    """
     match e:
         case ("+", a, b):
-            yield from (*terms(a), *terms(b))
+            yield from (*terms(a, summed), *terms(b, summed))
         case ("*", Fraction() as k, a):
-            yield from (("*", k, term) for term in terms(a))
+            yield from (("*", k, term) for term in terms(a, summed))
         case Read(Scope(sums=(), domain=()) as scope, at) if scope.reach == scope.box:
-            yield from terms(put(scope.body, {x: i for (x, _, _), i in zip(scope.own, at, strict=True)}))
+            yield from terms(put(scope.body, {x: i for (x, _, _), i in zip(scope.own, at, strict=True)}), summed)
+        case Read(Scope(sums=(_, *_), domain=()) as scope, at) if summed and not infinite(scope.body):
+            for each in summands(scope):
+                yield Read(*depending(each, at))
         case _:
             yield e
+
+
+SUMMANDS = 8
+"""The most terms that are summed one by one."""
+
+
+def summands(scope: Scope) -> list[Scope]:
+    """The sums of the terms of *scope* alone, which is their sum; *scope* itself if it has one term, or many."""
+    if scope.reduce != "sum" or scope.domain or scope.reach != scope.box:
+        return [scope]
+    parts = [list(terms(factor)) for factor in factors(scope.body)]
+    if not 1 < prod(map(len, parts)) <= SUMMANDS:
+        return [scope]
+    return [replace(scope, body=multiplied(one)) for one in product(*parts)]
+
+
+def depending(scope: Scope, at: tuple[Any, ...]) -> tuple[Scope, tuple[Any, ...]]:
+    """``scope[at]`` without the coordinates that make no difference."""
+    if scope.domain or scope.reach != scope.box:
+        return scope, at
+    used = names(scope.body)
+    read = [x in used for x, _, _ in scope.own]
+    own, reach, places = (tuple(compress(every, read)) for every in (scope.own, scope.reach, at))
+    return replace(scope, own=own, reach=reach), places
 
 
 def names(e: Expr) -> set[str]:

@@ -8,6 +8,8 @@ import onnx
 import onnx.parser
 from onnx import numpy_helper
 
+from einnet_explore.analysis.bilinear import correlation
+
 
 class Pair(NamedTuple):
     """Two models, and the kind of the verdict."""
@@ -144,8 +146,12 @@ def function_spellings() -> Iterable[tuple[str, Pair]]:
     """Yield spellings of single functions and of parallel convolutions, and near misses, by name."""
     yield from _variances()
     yield from _piecewise_linear()
+    yield from _selections()
+    yield from _masked_softmaxes()
     yield from _logarithms()
     yield from _parallel_convolutions()
+    yield from _fast_convolutions()
+    yield from _nested_filtering()
 
 
 def _variances() -> Iterable[tuple[str, Pair]]:
@@ -190,6 +196,80 @@ def _piecewise_linear() -> Iterable[tuple[str, Pair]]:
     slopes = np.arange(10.0) / 7
     by_slope = model(ROWS, "b = GreaterOrEqual(x, z); a = Mul(x, s); y = Where(b, x, a)", z=0.0, s=slopes)
     yield "slopes by where", Pair(model(ROWS, "y = PRelu(x, s)", s=slopes), by_slope, "proved")
+
+
+def _selections() -> Iterable[tuple[str, Pair]]:
+    def pair(first: str, second: str, kind: str = "proved", **numbers: float) -> Pair:
+        return Pair(*(model(ROWS, f"{nodes}", **_read(numbers, nodes)) for nodes in (first, second)), kind)
+
+    relu, positive = "y = Relu(x)", "b = Greater(x, l); c = Cast<to=1>(b); "
+    yield "rectifier by a product", pair(relu, f"{positive}y = Mul(x, c)", l=0.0)
+    yield "rectifier by a product, 0 included", pair(relu, f"{positive}y = Mul(c, x)".replace("er", "erOrEqual"), l=0.0)
+    yield (
+        "rectifier by a product with the negation",
+        pair(relu, "b = Less(x, l); n = Not(b); c = Cast<to=1>(n); y = Mul(x, c)", l=0.0),
+    )
+    yield "rectifier by a product with a threshold", pair(relu, f"{positive}y = Mul(x, c)", "different", l=0.5)
+    yield (
+        "soft threshold",
+        pair(
+            "d = Sub(x, l); e = Relu(d); y = Add(e, e)",
+            "d = Sub(x, l); f = Add(d, d); b = Greater(x, l); c = Cast<to=1>(b); y = Mul(f, c)",
+            l=0.5,
+        ),
+    )
+    yield "squared rectifier", pair("a = Relu(x); y = Mul(a, x)", f"{positive}a = Mul(x, c); y = Mul(a, x)", l=0.0)
+    both = "float[3,10] x, float[3,10] w -> float[3,10] y"
+    greater = "b = Greater(x, w); c = Cast<to=1>(b); d = Sub(x, w); "
+    gap = [model(both, nodes) for nodes in ("d = Sub(x, w); y = Relu(d)", f"{greater}y = Mul(d, c)")]
+    yield "positive difference by a product", Pair(*gap, "proved")
+    terms = model(both, f"{greater}a = Mul(x, c); f = Mul(w, c); y = Sub(a, f)")
+    yield "positive difference by two products", Pair(gap[0], terms, "proved")
+    yield (
+        "negative difference by two products",
+        Pair(gap[0], model(both, f"{greater}a = Mul(x, c); f = Mul(w, c); y = Sub(f, a)"), "different"),
+    )
+    blended = model(both, f"{greater}a = Mul(x, c); o = Sub(i, c); f = Mul(w, o); y = Add(a, f)", i=1.0)
+    yield "maximum by a blend", Pair(model(both, "y = Max(x, w)"), blended, "proved")
+    elu = "y = Elu<alpha=0.7>(x)"
+    chosen = "b = Greater(x, l); e = Exp(x); d = Sub(e, o); a = Mul(d, k); "
+    clamped = "b = Greater(x, l); m = Min(x, l); e = Exp(m); d = Sub(e, o); a = Mul(d, k); "
+    numbers = {"l": 0.0, "o": 1.0, "k": 0.7}
+    yield "exponential unit by where", pair(elu, f"{chosen}y = Where(b, x, a)", **numbers)
+    yield "exponential unit by where of a minimum", pair(elu, f"{clamped}y = Where(b, x, a)", **numbers)
+    yield (
+        "exponential unit by a product",
+        pair(elu, f"{clamped}c = Cast<to=1>(b); p = Mul(x, c); n = Sub(o, c); q = Mul(a, n); y = Add(p, q)", **numbers),
+    )
+    yield "exponential unit, branches exchanged", pair(elu, f"{chosen}y = Where(b, a, x)", "different", **numbers)
+    yield (
+        "exponential unit without the 1",
+        pair(elu, "b = Greater(x, l); e = Exp(x); a = Mul(e, k); y = Where(b, x, a)", "different", **numbers),
+    )
+    yield (
+        "exponential unit with a threshold",
+        pair(elu, f"{chosen}y = Where(b, x, a)", "different", **numbers | {"l": 0.25}),
+    )
+    celu = "a = Div(x, k); b = Greater(x, l); e = Exp(a); d = Sub(e, o); f = Mul(d, k); y = Where(b, x, f)"
+    yield "continuous exponential unit by where", pair("y = Celu<alpha=0.5>(x)", celu, l=0.0, o=1.0, k=0.5)
+
+
+def _masked_softmaxes() -> Iterable[tuple[str, Pair]]:
+    scores = "float[2,5,6] s, bool[5,6] m -> float[2,5,6] y"
+    added = "a = Where(m, z, i); t = Add(s, a); y = Softmax(t)"
+    chosen = "t = Where(m, s, i); y = Softmax(t)"
+    numbers = {"z": 0.0, "i": -np.inf}
+    first, second = model(scores, added, **numbers), model(scores, chosen, **numbers | {"z": 0.0})
+    del second.graph.initializer[0]
+    yield "added mask of scores", Pair(first, second, "proved")
+    negated = model(scores, "n = Not(m); t = Where(n, i, s); y = Softmax(t)", i=-np.inf)
+    yield "negated mask of scores", Pair(first, negated, "proved")
+    other = model(scores, "n = Not(m); t = Where(n, s, i); y = Softmax(t)", i=-np.inf)
+    yield "exchanged mask of scores", Pair(first, other, "different")
+    doubled = model(
+        scores, f"{added.replace('Softmax(t)', 'Softmax(u)').replace('y =', 'u = Add(t, s); y =')}", **numbers
+    )
+    yield "masked scores twice", Pair(first, doubled, "different")
 
 
 def _logarithms() -> Iterable[tuple[str, Pair]]:
@@ -239,6 +319,71 @@ def _parallel_convolutions() -> Iterable[tuple[str, Pair]]:
     bias = sum(given[f"h{n}"] - given[f"m{n}"] * scale[n] for n in range(3))
     one = model(image, "y = Conv<pads=[1,1,1,1]>(x, w, b)", w=joined, b=bias)
     yield "normalised parallel convolutions", Pair(model(image, nodes, w=large, v=small, **given), one, "rounded")
+
+
+def _fast_convolutions() -> Iterable[tuple[str, Pair]]:
+    rng = np.random.default_rng(9)
+    taps = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
+    data = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
+    outputs = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
+    line = "float[1,3,10] x -> float[1,5,8] y"
+    weight = rng.standard_normal((5, 3, 3))
+    direct = model(line, "y = Conv(x, w)", w=weight)
+    split = "".join(f"{to} = Slice(x, s{n}, e{n}, t, k); " for n, to in enumerate("abcd"))
+    split += "p = Sub(a, c); q = Add(b, c); r = Sub(c, b); s = Sub(b, d); "
+    split += "m0 = Conv(p, w0); m1 = Conv(q, w1); m2 = Conv(r, w2); m3 = Conv(s, w3); "
+    split += "u = Add(m0, m1); y0 = Add(u, m2); v = Sub(m1, m2); y1 = Sub(v, m3); "
+    split += "z0 = Unsqueeze(y0, l); z1 = Unsqueeze(y1, l); z = Concat<axis=-1>(z0, z1); y = Reshape(z, o)"
+    places: dict[str, object] = {"t": [2], "k": [2], "l": [-1], "o": [1, 5, 8]}
+    places |= {f"s{n}": [n] for n in range(4)} | {f"e{n}": [n + 7] for n in range(4)}
+
+    def fast(nodes: str, by: np.ndarray) -> onnx.ModelProto:
+        parts = {f"w{n}": np.einsum("r,fcr->fc", by[n], weight)[:, :, None] for n in range(4)}
+        return model(line, nodes, **places, **parts)
+
+    yield "minimal filtering", Pair(direct, fast(split, taps), "rounded")
+    wrong = taps.copy()
+    wrong[2, 1] = 0.5
+    yield "minimal filtering by another transform", Pair(direct, fast(split, wrong), "different")
+    signs = split.replace("y1 = Sub(v, m3)", "y1 = Add(v, m3)")
+    yield "minimal filtering with another sign", Pair(direct, fast(signs, taps), "different")
+    tiles = "g = Gather<axis=2>(x, i); h = MatMul(g, B); h4 = Transpose<perm=[3,0,1,2]>(h); hh = Reshape(h4, rs); "
+    tiles += "m = MatMul(U, hh); n = Transpose<perm=[1,2,0]>(m); z = MatMul(n, A); y = Reshape(z, o)"
+    index = np.arange(0, 8, 2)[:, None] + np.arange(4)
+
+    def tiled(by: np.ndarray) -> onnx.ModelProto:
+        matrices = {"B": data.T.astype(float), "A": outputs.T.astype(float)}
+        whole = np.einsum("pr,fcr->pfc", by, weight)
+        return model(line, tiles, i=index, rs=[4, 3, 4], o=[1, 5, 8], U=whole, **matrices)
+
+    yield "minimal filtering by matrices", Pair(direct, tiled(taps), "rounded")
+    yield "minimal filtering by other matrices", Pair(direct, tiled(wrong), "different")
+
+
+def _nested_filtering() -> Iterable[tuple[str, Pair]]:
+    rng = np.random.default_rng(10)
+    for m in (2, 4):
+        found = correlation(m, 3)
+        data, taps, outputs = (np.array(table, np.float64) for table in (found.u, found.v, found.w))
+        n, length, weight = m + 2, 2 * m, rng.standard_normal((5, 4, 3, 3))
+        image = f"float[1,4,{length + 2},{length + 2}] x -> float[1,5,{length},{length}] y"
+        # windows, transforms of both dimensions, one product for each place, and the inverse transforms
+        nodes = (
+            "g = Gather<axis=3>(x, i); h = Gather<axis=2>(g, i); a = MatMul(h, B); "
+            "b = Transpose<perm=[0,1,2,4,5,3]>(a); c = MatMul(b, B); d = Transpose<perm=[5,4,1,0,2,3]>(c); "
+            "e = Reshape(d, r1); f = MatMul(U, e); k = Reshape(f, r2); l = Transpose<perm=[2,3,4,1,0]>(k); "
+            "o = MatMul(l, A); s = Transpose<perm=[0,1,2,4,3]>(o); u = MatMul(s, A); "
+            "z = Transpose<perm=[0,1,3,2,4]>(u); y = Reshape(z, r3)"
+        )
+        shapes = {"r1": [n * n, 4, 4], "r2": [n, n, 5, 2, 2], "r3": [1, 5, length, length]}
+        places = np.arange(0, length, m)[:, None] + np.arange(n)
+        direct = model(image, "y = Conv(x, w)", w=weight)
+        wrong = taps.copy()
+        wrong[1, 1] = -wrong[1, 1]
+        for name, by, kind in (("", taps, "rounded"), (" with a wrong entry", wrong, "different")):
+            whole = np.einsum("pr,qs,fcrs->pqfc", taps, by, weight).reshape(n * n, 5, 4)
+            fast = model(image, nodes, i=places, B=data.T, A=outputs.T, U=whole, **shapes)
+            yield f"nested filtering of {m} outputs{name}", Pair(direct, fast, kind)
 
 
 def _read(numbers: dict[str, float], nodes: str) -> dict[str, float]:

@@ -824,3 +824,10 @@ def test_families_that_are_equal_are_proved_by_both_checkers(tmp_path: Path) -> 
     assert found.kind == "proved" and found.save_certificates(tmp_path) == 1
     (record,) = (json.loads(path.read_text()) for path in tmp_path.iterdir())
     assert {v.why for v in check(record)} == {None}
+
+
+@pytest.mark.parametrize(("one", "other"), [("1 - 0 + y[]", "y[]"), ("0 * y[] + 3", "0"), ("2 + (1 - 1)", "0")])
+def test_a_constant_plus_nothing_stays(one: str, other: str) -> None:
+    programs = [Parser(f"tensor y[]\nY[] = {body}\noutput Y\n").program() for body in (one, other)]
+    assert prove(*programs) is not None
+    assert prove(programs[0], programs[0]) is None

@@ -307,7 +307,7 @@ PASSED = [
         "equation ...ij,...kj->ik has an ellipsis but its result has none",
     ),
     (node("Expand", ["x", "x2"], ["y"]), "the shape of y is not known before the model runs"),
-    (node("Resize", ["x", "", "odd"], ["y"], mode="nearest"), "dimension 2: 4 to 6 is not an integer factor"),
+    (node("Resize", ["x", "", "odd"], ["y"], mode="nearest"), "dimension 2: 4 to 7 is not an integer factor"),
     (node("Gelu", ["x"], ["y"], approximate="other"), "approximate is other, neither none nor tanh"),
     (node("Gather", ["x", "x2"], ["y"], axis=1), "indices (x2) is not known before the model runs"),
     (node("LpNormalization", ["x"], ["y"], p=3), "p is 3, neither 1 nor 2"),
@@ -326,7 +326,7 @@ def test_unsupported_node_states_the_reason(item: Any, why: str) -> None:
     weights = {
         "k": np.array([2]),
         "s": np.array([1, 1, 2, 2], np.float32),
-        "odd": np.array([1, 1, 1.5, 1], np.float32),
+        "odd": np.array([1, 1, 1.75, 1], np.float32),
         "p": np.array([0, 0, 1, 1] * 2),
         "g": np.array([0, 1, 3, 0, 2, 1, 1, 3, 2, 0, 0, 2, 3]),
         "t": np.array(True),

@@ -27,6 +27,7 @@ VALUES: Mapping[str, Callable[..., Fraction]] = {
     "select": lambda c, a, b: a if c else b,
     "exp": lambda a: Fraction(math.exp(a)),
     "log": lambda a: Fraction(math.log(a)),
+    "/": lambda a, b: a / b,
     "+": lambda a, b: a + b,
     "*": lambda a, b: a * b,
 }
@@ -57,13 +58,16 @@ def random_expression(random: Random, apply: Apply, depth: int) -> tuple[Polynom
             return ((Fraction(1), ((name, ()),)),), lambda at: at[name]
         number = Fraction(random.randint(-4, 4), random.choice([1, 2]))
         return (((number, ()),) if number else ()), lambda at: number
-    op = random.choice(["relu", "abs", "maximum", "minimum", "+", "*", "select", "not"])
-    count = {"relu": 1, "abs": 1, "select": 4, "not": 4}.get(op, 2)
+    op = random.choice(["relu", "abs", "maximum", "minimum", "+", "*", "select", "not", "held"])
+    count = {"relu": 1, "abs": 1, "select": 4, "not": 4, "held": 3}.get(op, 2)
     polynomials, values = zip(*(random_expression(random, apply, depth - 1) for _ in range(count)), strict=True)
-    if count < 4:
+    if count < 3:
         return apply(op, list(polynomials)), lambda at: VALUES[op](*(value(at) for value in values))
     test = random.choice(["less", "less_equal"])
     condition = apply(test, list(polynomials[:2]))
+    if op == "held":
+        truth = VALUES[test]
+        return apply("*", [condition, polynomials[2]]), lambda at: truth(*(v(at) for v in values[:2])) * values[2](at)
     if op == "not":
         condition = apply("+", [ONE, apply("*", [((Fraction(-1), ()),), condition])])
 
@@ -139,3 +143,36 @@ def test_logarithms_of_exponentials_keep_their_values(name: str, is_axiom_used: 
             wanted = math.log1p(math.exp(value(at)))
             assert math.isclose(evaluate(soft, at, arguments), wanted, rel_tol=1e-9, abs_tol=1e-9)
             assert math.isclose(evaluate(shifted, at, arguments), value(at) + at['"A"'], rel_tol=1e-9, abs_tol=1e-9)
+
+
+@pytest.mark.parametrize("name", checkers())
+def test_exponentials_of_selections_keep_their_values(name: str) -> None:
+    """Exponentials of what conditions select, selected and multiplied by conditions, and sigmoids of them."""
+    random, replaced = Random(2), 0
+    for _ in range(1500):
+        apply, arguments = checkers()[name]()
+        (p, value), (q, other), (a, low), (b, high) = (random_expression(random, apply, n) for n in (1, 1, 0, 0))
+        power, condition = apply("exp", [p]), apply("less", [a, b])
+        over = apply("+", [ONE, power])
+        kind = random.choice(["held", "less 1", "select", "sigmoid"])
+        other_power = apply("+", [power, ((Fraction(-1), ()),)])
+        operands = {
+            "held": [condition, power],
+            "less 1": [condition, other_power],
+            "select": [condition, q, other_power],
+            "sigmoid": [condition, apply("*", [q, apply("/", [ONE, over])])],
+        }
+        made = apply("select" if kind == "select" else "*", operands[kind])
+        replaced += "less(" not in str(made) and "less(" in str(condition)
+        for _ in range(6):
+            at = {n: Fraction(random.randint(-4, 4), 2) for n in NAMES}
+            if abs(value(at)) < 30 and abs(other(at)) < 30:
+                holds, e = low(at) < high(at), math.exp(value(at))
+                wanted = {
+                    "held": holds * e,
+                    "less 1": holds * (e - 1),
+                    "select": other(at) if holds else e - 1,
+                    "sigmoid": holds * other(at) / (1 + Fraction(e)),
+                }[kind]
+                assert math.isclose(evaluate(made, at, arguments), wanted, rel_tol=1e-9, abs_tol=1e-9), (made, at)
+    assert replaced > 20

@@ -7,15 +7,29 @@ box adds names for its coordinates inside, so that every condition is linear.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, permutations
-from math import factorial, gcd, inf, prod
+from math import factorial, gcd, inf, isinf, prod
 from typing import TypeAlias
 
+from einnet_explore.analysis.indices import is_inside_box, iterators_of
 from einnet_explore.equivalence.assumptions import NO_ASSUMPTIONS, Assumptions
-from einnet_explore.interpreter.numbers import INFINITE_SUFFIX
-from einnet_explore.ir import Access, Box, Index, Iterator, Quotient, Remainder, Scope
+from einnet_explore.interpreter.numbers import INFINITE_SUFFIX, Number
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Box,
+    Const,
+    Index,
+    Iterator,
+    Quotient,
+    Remainder,
+    Scalar,
+    Scope,
+    add,
+    as_index,
+)
 
 Form: TypeAlias = dict[str, int]
 """c + Σ kᵢ·vᵢ over named integers; the constant stands at ``""``.  As a condition it means ``form >= 0``."""
@@ -48,6 +62,9 @@ class TermSpace:
         """Dividend and divisor of each quotient."""
         self._quotient: dict[tuple[tuple[tuple[str, int], ...], int], str] = {}
         self._opaque: list[Scope] = []
+        self._sums: list[str] = []
+        self.named_sums = 0
+        """How many summed integers have a name; less, and later names recur: for terms that are never multiplied."""
         self.point: tuple[Form, ...] = tuple({self.fresh("x", lo, hi - 1): 1, "": 0} for lo, hi in region)
         self.coordinates = tuple(self.ranges)
 
@@ -56,6 +73,16 @@ class TermSpace:
         name = f"{stem}{len(self.ranges)}"
         self.ranges[name] = (lo, hi)
         return name
+
+    def fresh_sum(self, lo: int, hi: int) -> str:
+        """Name a summed integer in [lo, hi]: a new one, or one that was named before ``named_sums`` was set back."""
+        rest = range(self.named_sums, len(self._sums))
+        found = next((n for n in rest if self.ranges[self._sums[n]] == (lo, hi)), None)
+        if found is None:
+            found = len(self._sums)
+            self._sums.append(self.fresh("y", lo, hi))
+        self.named_sums = found + 1
+        return self._sums[found]
 
     def means(self, v: str) -> bool:
         """Whether a quotient or an alias is a function of *v*."""
@@ -161,14 +188,51 @@ class TermSpace:
         """Return ``scope[at]``, read inside a function, as a factor; equal scopes share a name.
 
         A scope with permuted traversals is the same function of permuted coordinates.  For a symmetric scope, the
-        smallest equivalent coordinates are chosen.
+        smallest equivalent coordinates are chosen.  Coordinates that are known, or make no difference, are left out.
         """
+        scope, at = self._on_several_places(scope, at)
         for n, known in enumerate((*self._opaque, scope)):
             for order in islice(_orders(known, scope, at), MAX_ORDERS):
                 if known == (turned := _permute_traversals(scope, order)) or self._same(known, turned):
                     self._opaque += [scope] * (n == len(self._opaque))
                     return f"{{{n}}}" + INFINITE_SUFFIX * self.given.endless(known), tuple(at[d] for d in order)
         raise Undecided("a scope is not equal to itself")
+
+    def sum_of(self, parts: Sequence[tuple[Number, Factor]]) -> Factor | None:
+        """Return a sum of multiples of ``opaque`` factors as one of them; None if it cannot be written as a scope."""
+        forms = [form for _, (_, at) in parts for form in at]
+        names = sorted({v for form in forms for v in form if v})
+        if not all(isinstance(end, int) for v in names for end in self.ranges[v]):
+            return None  # sizes are unknown
+        xs = {v: Iterator(v, self.ranges[v][0], self.ranges[v][1] + 1) for v in names}
+        terms = list[Scalar]()
+        for k, (name, at) in parts:
+            if not name.removeprefix("{").removesuffix("}").isdigit() or isinf(k) or float(k) != k:
+                return None
+            scope = self._opaque[int(name[1:-1])]
+            index = tuple(sum((n * xs[v] for v, n in form.items() if v), Index((), form[""])) for form in at)
+            if not is_inside_box(index, scope.reach):
+                return None
+            terms.append(Apply("*", (Const(float(k)), Access(scope, index))))
+        return self.opaque(Scope(tuple(xs.values()), (), add(*terms)), tuple({v: 1, "": 0} for v in xs))
+
+    def _on_several_places(self, scope: Scope, at: tuple[Form, ...]) -> tuple[Scope, tuple[Form, ...]]:
+        """Return ``scope[at]`` as a function of those coordinates that have several values and on which it depends."""
+        if not scope.domain and not any(map(any, scope.padding)):
+            used = iterators_of(scope.body)
+            read = [d for d, x in enumerate(scope.traversals) if x in used]
+            if len(read) < len(at):
+                scope = replace(scope, traversals=tuple(scope.traversals[d] for d in read), padding=())
+                at = tuple(at[d] for d in read)
+        ends = [self.bounds(form) for form in at]
+        if all(lo != hi for lo, hi in ends):
+            return scope, at
+        free = [d for d, (lo, hi) in enumerate(ends) if lo != hi]
+        xs = tuple(Iterator(f"x{d}", *scope.reach[d]) for d in free)
+        index: list[Index] = [Index((), lo) for lo, _ in ends]
+        for d, x in zip(free, xs, strict=True):
+            index[d] = as_index(x)
+        return Scope(xs, (), Access(scope, tuple(index))), tuple(at[d] for d in free)
 
 
 def _orders(known: Scope, scope: Scope, at: tuple[Form, ...]) -> Iterable[tuple[int, ...]]:
@@ -232,7 +296,7 @@ def with_summations(
     space: TermSpace, scope: Scope, env: dict[Iterator, Form]
 ) -> tuple[dict[Iterator, Form], tuple[str, ...]]:
     """Add the summations' forms to *env*; return it and their names."""
-    names = tuple(space.fresh("y", y.lo, y.hi - 1) for y in scope.summations)
+    names = tuple(space.fresh_sum(y.lo, y.hi - 1) for y in scope.summations)
     return {**env, **{y: {name: 1, "": 0} for y, name in zip(scope.summations, names, strict=True)}}, names
 
 

@@ -34,10 +34,22 @@ def apply_to_polynomials(op: str, args: list[Polynomial], rounding: Rounding | N
     sum or 0, or minus itself.
     """
     found = _apply_arithmetic(op, args, rounding)
+    if found is not None and op in ("+", "-", "*"):
+        found = with_joined_conditions(found, rounding)
     found = _fold_constants(op, args) if found is None else found
     if found is not None:
         return found
     match op, args:
+        case (("less" | "less_equal"), [a, b]) if (compared := _compared_with_zero(op, a, b, rounding)) is not None:
+            return compared
+        case "bool", [a] if _is_truth(a):
+            return a
+        case "select", [_, _, _] if (hidden := _masked(args, rounding)) is not None:
+            return hidden
+        case "exp", [a] if (chosen := _unmasked(a, rounding)) is not None:
+            return chosen
+        case _, [a] if (bent := _in_negative_part(op, a, rounding)) is not None:
+            return bent
         case "maximum", [(), other] | [other, ()]:
             return apply_to_polynomials("relu", [other], rounding)
         case "minimum", [(), other] | [other, ()]:
@@ -116,12 +128,8 @@ def _in_positive_parts(op: str, args: list[Polynomial], rounding: Rounding | Non
             return apply("+", _collect([*((slope * Fraction(k), of) for k, of in y), (start, ())]), *scaled)
         case "relu", [a] if _sign(a) < 0:
             return apply("+", a, apply("relu", apply("neg", a)))
-        case "select", [condition, a, b] if (compared := _compared(condition)) is not None:
-            holds, low, high = compared
-            a, b = (a, b) if holds else (b, a)
-            above, rest = apply("-", high, low), apply("-", a, b)
-            if (quotient := _quotient(rest, above)) is not None:
-                return apply("+", b, apply("*", quotient, apply("relu", above)))
+        case "select", [condition, a, b] if _is_truth(condition) and len(a) + len(b) <= MAX_SELECTED:
+            return apply("+", b, apply("*", condition, apply("-", a, b)))
         case "abs", [a] if _sign(a):
             part = apply("relu", a)
             return apply("-", apply("+", part, part), a)
@@ -183,22 +191,172 @@ def _piecewise_linear(
     return y, slopes[0], heights[1] - slopes[0] * ends[0], [(k, end) for k, end in changes if k]
 
 
-def _compared(value: Polynomial) -> tuple[bool, Polynomial, Polynomial] | None:
-    """Return a and b of the condition a < b or a <= b, or of its negation, and whether it is not negated.
+CONDITION = "less(0, "
+"""The beginning of the name of a condition 0 < g, a factor that is 1 or 0."""
 
-    Where both are equal, what a factor b - a multiplies is 0 in any case.
-    """
-    match value:
-        case ((1, (factor,)),):
-            holds = True
-        case ((1, ()), (-1, (factor,))) | ((-1, (factor,)), (1, ())):
-            holds = False
-        case _:
-            return None
-    found = _arguments(factor, "less") or _arguments(factor, "less_equal")
-    if found is None or any(may_be_infinite(*m) for arg in found for m in arg):
+
+MAX_CONDITIONS, MAX_SELECTED = 3, 12
+"""Conditions and monomials of a polynomial in which conditions are replaced."""
+
+MAX_NAMES = 120
+"""Letters of the functions in what a condition multiplies, and in the condition, in which a factor is replaced."""
+
+
+def _compared_with_zero(op: str, a: Polynomial, b: Polynomial, rounding: Rounding | None) -> Polynomial | None:
+    """Return a < b as 0 < b - a, and a <= b as 1 - (b < a); None if values may be infinite."""
+    if any(may_be_infinite(*m) for m in (*a, *b)):
         return None
-    return holds, found[0], found[1]
+    if op == "less_equal":
+        return apply_to_polynomials("-", [ONE, apply_to_polynomials("less", [b, a], rounding)], rounding)
+    gap = apply_to_polynomials("-", [b, a], rounding)
+    number = constant_value(gap)
+    if number is not None:
+        return ONE if number > 0 else ()
+    largest = max(abs(Fraction(k)) for k, _ in gap)
+    return _symbol(op, [(), tuple((Fraction(k) / largest, own) for k, own in gap)], rounding)
+
+
+def _masked(args: list[Polynomial], rounding: Rounding | None) -> Polynomial | None:
+    """Return a selection of a number or an infinite constant as that number, and a selection of 0 or the constant.
+
+    None for others.  A number plus infinity is infinity.
+    """
+    condition, *sides = args
+    ends = [constant_value(side) for side in sides]
+    for end, other in zip(ends, sides[::-1], strict=True):
+        if end is not None and isinf(end) and other and not any(may_be_infinite(*m) for m in (*condition, *other)):
+            mask = _symbol("select", [condition, *(side if side != other else () for side in sides)], rounding)
+            return apply_to_polynomials("+", [other, mask], rounding)
+    return None
+
+
+def _unmasked(value: Polynomial, rounding: Rounding | None) -> Polynomial | None:
+    """Return the exponential of a number plus a selection of 0 or minus infinity as a selection; None for others."""
+    masks = [m for m in value if may_be_infinite(*m)]
+    if len(masks) != 1 or len(masks[0][1]) != 1 or masks[0][0] <= 0:
+        return None
+    found = _arguments(masks[0][1][0], "select")
+    if found is None or any(may_be_infinite(*m) for m in found[0]) or ((-inf, ()),) not in found or () not in found:
+        return None
+    power = apply_to_polynomials("exp", [_collect(m for m in value if m != masks[0])], rounding)
+    return apply_to_polynomials("select", [found[0], *(power if side == () else () for side in found[1:])], rounding)
+
+
+def _is_truth(value: Polynomial) -> bool:
+    """Whether *value* is a condition or its negation, or a product of these, each of which is 1 or 0."""
+    match value:
+        case ((k, factors),) if k == 1:
+            return bool(factors) and all(name.startswith(CONDITION) for name, _ in factors)
+        case ((1, ()), (-1, (factor,))) | ((-1, (factor,)), (1, ())):
+            return factor[0].startswith(CONDITION)
+    return False
+
+
+def with_joined_conditions(value: Polynomial, rounding: Rounding | None = None) -> Polynomial:
+    r"""Return *value* with positive parts in place of conditions, where what these multiply is 0 at g = 0.
+
+    .. math::  [0 < g]\, f(g) = f(g^+), \quad f(0) = 0, \qquad [0 < g]\, g q = g^+ q, \qquad [0 < g]^2 = [0 < g]
+
+    Of g = k·x + r, x is a factor that r does not have, and f(g) has (g - r)/k in its place.
+    """
+    conditions = {f[0] + str(f[1]): f for _, own in value for f in own if f[0].startswith(CONDITION)}
+    if len(conditions) > MAX_CONDITIONS or len(value) > MAX_SELECTED:
+        return value
+    for factor in conditions.values():
+        once = [(k, own) for k, own in value if factor in own]
+        held = _collect((k, tuple(f for f in own if f != factor)) for k, own in once)
+        found = _arguments(factor, "less")
+        if found is None or any(may_be_infinite(*m) for m in (*held, *found[1])):
+            continue
+        rest = [(k, own) for k, own in value if factor not in own]
+        changed = _positive_form(held, found[1], rounding)
+        if changed is not None:
+            return apply_to_polynomials("+", [_collect(rest), changed], rounding)
+        value = _collect([*rest, *((k, (*own, factor)) for k, own in held)])
+    return value
+
+
+def _positive_form(value: Polynomial, gap: Polynomial, rounding: Rounding | None) -> Polynomial | None:
+    """Return *value* where *gap* is positive, and 0 elsewhere, as a function of the gap's positive part; or None."""
+    if not value:
+        return ()
+    part = apply_to_polynomials("relu", [gap], rounding)
+    if (quotient := _quotient(value, gap)) is not None:
+        return apply_to_polynomials("*", [quotient, part], rounding)
+    if sum(len(name) for _, own in (*value, *gap) for name, _ in own) > MAX_NAMES:
+        return None
+    for k, own in gap:
+        rest = _collect(m for m in gap if m != (k, own))
+        if len(own) != 1 or any(_has(f, own[0]) for _, others in rest for f in others):
+            continue
+        scale = ((1 / Fraction(k), ()),)
+
+        def at(end: Polynomial, by: Polynomial = scale, rest: Polynomial = rest) -> Polynomial:
+            return apply_to_polynomials("*", [by, apply_to_polynomials("-", [end, rest], rounding)], rounding)
+
+        if _substituted(value, own[0], at(()), rounding) == ():
+            return _substituted(value, own[0], at(part), rounding)
+    return None
+
+
+def _has(factor: Factor, inner: Factor) -> bool:
+    """Whether *factor* is *inner*, or may be a function of it."""
+    return factor == inner or (isinstance(factor[0], _FunctionName) and inner[0] in factor[0])
+
+
+TOTAL = frozenset(("exp", "relu", "abs", "erf", "sin", "cos", "less", "maximum", "minimum", "round"))
+"""Functions that have a value for all numbers."""
+
+
+def _substituted(value: Polynomial, factor: Factor, by: Polynomial, rounding: Rounding | None) -> Polynomial | None:
+    """Return *value* with *by* in place of *factor*, also inside functions; None if these may have no value there."""
+    out = list[Polynomial]()
+    for k, own in value:
+        parts: list[Polynomial] = [((k, ()),)]
+        for each in own:
+            if each == factor:
+                parts.append(by)
+            elif _has(each, factor):
+                op = each[0].partition("(")[0]
+                arguments = _arguments(each, op) or []
+                inner = [_substituted(arg, factor, by, rounding) for arg in arguments]
+                if not inner or None in inner:
+                    return None
+                new = [arg for arg in inner if arg is not None]
+                if op not in TOTAL and new != arguments and not (op == "/" and _is_above_zero(new[1])):
+                    return None
+                parts.append(apply_to_polynomials(op, new, rounding))
+            else:
+                parts.append(((Fraction(1), (each,)),))
+        out.append(apply_to_polynomials("*", parts, rounding))
+    return apply_to_polynomials("+", out, rounding) if out else ()
+
+
+def _is_above_zero(value: Polynomial) -> bool:
+    """Whether no value is 0 or less: a sum of positive numbers, or exponentials, and of what is not negative."""
+    at_least = all(k > 0 and all(map(_is_positive, own)) for k, own in value)
+    above = (all(name.startswith("exp(") and INFINITE_SUFFIX not in name for name, _ in own) for _, own in value)
+    return at_least and any(above)
+
+
+def _in_negative_part(op: str, value: Polynomial, rounding: Rounding | None) -> Polynomial | None:
+    r"""Return a function of the smaller of two values by its positive part, if *value* is such; else None.
+
+    .. math::  f(k (g - g^+) + t) = f(k g + t) + f(t) - f(k g^+ + t)
+    """
+    if op not in TOTAL or op in ("relu", "abs") or len(value) < 2 or any(may_be_infinite(*m) for m in value):
+        return None
+    for k, own in value:
+        gap = _arguments(own[0], "relu") if len(own) == 1 else None
+        if gap is None:
+            continue
+        steep = _collect((-Fraction(k) * Fraction(c), of) for c, of in gap[0])
+        rest = _collect([*(m for m in value if m != (k, own)), *((-c, of) for c, of in steep)])
+        if constant_value(rest) is not None:
+            ends = [_collect([*steep, *rest]), rest, _collect([(-k, own), *rest])]
+            low, none, high = (apply_to_polynomials(op, [end], rounding) for end in ends)
+            return apply_to_polynomials("-", [apply_to_polynomials("+", [low, none]), high], rounding)
+    return None
 
 
 def _quotient(value: Polynomial, divisor: Polynomial) -> Polynomial | None:

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from math import isinf
 from typing import Any, TypeAlias
 
 import islpy as isl
@@ -29,7 +28,7 @@ from einnet_explore.equivalence.commutation import order_factors
 from einnet_explore.equivalence.integer_sets import TermSets, bounded_context, lexical_minimum
 from einnet_explore.equivalence.linear_space import Form, TermSpace, Undecided, form_value
 from einnet_explore.equivalence.polynomial import may_be_infinite
-from einnet_explore.equivalence.term_relation import Term, compared_terms
+from einnet_explore.equivalence.term_relation import Term, add_like_terms, compared_terms
 from einnet_explore.interpreter.numbers import INFINITE_SUFFIX, Number
 from einnet_explore.ir import Box, Scope
 
@@ -61,28 +60,6 @@ def _merged(space: TermSpace, side: list[Term]) -> dict[Hashable, Term]:
         known = total.get(same := term_key(space, term))
         total[same] = replace(term, coefficient=known.coefficient + term.coefficient) if known else term
     return {same: term for same, term in total.items() if term.coefficient}
-
-
-def add_like_terms(terms: Sequence[Term]) -> list[Term]:
-    """Add terms that differ in coefficients only, and drop terms with coefficient 0.
-
-    Most products of a bilinear algorithm cancel here, without integer sets.
-    """
-    out: dict[Any, Term] = {}
-    seen: dict[int, Hashable] = {}  # most forms are shared by many terms
-
-    def known_as(form: Form) -> Hashable:
-        if id(form) not in seen:
-            seen[id(form)] = frozenset(form.items())
-        return seen[id(form)]
-
-    for term in terms:
-        factors = tuple([(name, tuple([known_as(form) for form in at])) for name, at in term.factors])
-        where = frozenset([known_as(row) for row in term.where])
-        same = factors, frozenset(term.summed), where, isinf(term.coefficient) and term.coefficient
-        known = out.get(same)
-        out[same] = replace(term, coefficient=known.coefficient + term.coefficient) if known else term
-    return [term for term in out.values() if term.coefficient]
 
 
 def same_term_sets(space: TermSpace, left: Iterable[Term], right: Iterable[Term]) -> bool:

@@ -13,16 +13,18 @@ Source: EinNet §3 for the meaning of scopes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import combinations, product
+from functools import lru_cache
+from itertools import combinations, compress, product
 from math import isfinite, isinf, prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from einnet_explore.analysis.bilinear import table_entries
 from einnet_explore.analysis.indices import iterators_of
 from einnet_explore.analysis.products import multiply_out, open_reduction, open_scope
+from einnet_explore.equivalence.assumptions import Assumptions
 from einnet_explore.equivalence.linear_space import (
     MAX_NAMES,
     Env,
@@ -32,6 +34,7 @@ from einnet_explore.equivalence.linear_space import (
     Undecided,
     common_reduction,
     complement,
+    form_key,
     pinned_values,
     reduces,
     scope_conditions,
@@ -40,6 +43,8 @@ from einnet_explore.equivalence.linear_space import (
     with_summations,
 )
 from einnet_explore.equivalence.polynomial import (
+    CONDITION,
+    Monomial,
     Polynomial,
     apply_to_polynomials,
     cancel_exponentials,
@@ -63,6 +68,7 @@ from einnet_explore.ir import (
     Scope,
     Table,
     Tensor,
+    accesses,
     factors,
     is_exact_cast,
     mul,
@@ -108,6 +114,10 @@ def _applied(space: TermSpace, op: str, args: list[Polynomial]) -> Polynomial:
     given = space.given
     if (kept := _unchanged_integer(space, op, args)) is not None:
         return kept
+    if op == "select" and (negated := _negated(space, args[0])) is not None:
+        args = [negated, args[2], args[1]]
+    if given.factored and op not in ("+", "-", "*", "neg") and not (op == "exp" and given.exponential):
+        args = [_with_joined_sums(space, arg) for arg in args]
     return (
         factor_exponentials(args[0], given.rounding)
         if op == "exp" and given.exponential
@@ -115,11 +125,38 @@ def _applied(space: TermSpace, op: str, args: list[Polynomial]) -> Polynomial:
     )
 
 
+def _with_joined_sums(space: TermSpace, value: Polynomial) -> Polynomial:
+    """Return the operand *value* of a function with the sums that have equal factors as one sum."""
+    if any(may_be_infinite(*m) for m in value):
+        return value
+    groups: dict[Hashable, list[tuple[Number, Factor]]] = {}
+    rest: dict[Hashable, tuple[Factor, ...]] = {}
+    out = list[Monomial]()
+    for k, own in value:
+        sums = [n for n, (name, _) in enumerate(own) if name.startswith("{")]
+        if len(sums) == 1:
+            others = own[: sums[0]] + own[sums[0] + 1 :]
+            same = tuple((name, tuple(map(form_key, at))) for name, at in others)
+            rest[same] = others
+            groups.setdefault(same, []).append((k, own[sums[0]]))
+        else:
+            out.append((k, own))
+    if all(len(parts) == 1 for parts in groups.values()):
+        return value
+    for others, parts in ((rest[same], parts) for same, parts in groups.items()):
+        whole = space.sum_of(parts) if len(parts) > 1 else None
+        joined = parts if whole is None else [(Fraction(1), whole)]
+        out += ((k, (part, *others)) for k, part in joined)
+    return apply_to_polynomials("+", [(one,) for one in out])
+
+
 def _unchanged_integer(space: TermSpace, op: str, args: list[Polynomial]) -> Polynomial | None:
     """Return the operand of a rounding, a maximum or a minimum that is that operand, an integer within its bounds."""
     match op, args:
         case ("round", [value]):
             return value if _integer_range(space, value) else None
+        case ("bool", [value]):
+            return value if (found := _integer_range(space, value)) and found[0] >= 0 and found[1] <= 1 else None
         case ("relu", [value]):
             args = [value, ()]
         case (("maximum" | "minimum"), _):
@@ -130,6 +167,15 @@ def _unchanged_integer(space: TermSpace, op: str, args: list[Polynomial]) -> Pol
         found, number = _integer_range(space, value), constant_value(other)
         if found and number is not None and (found[1] <= number if op == "minimum" else number <= found[0]):
             return value
+    return None
+
+
+def _negated(space: TermSpace, condition: Polynomial) -> Polynomial | None:
+    """Return c if *condition* is 1 - c, and c is 0 or 1; None for others."""
+    match condition:
+        case ((1, ()), (-1, (factor,))) | ((-1, (factor,)), (1, ())):
+            if factor[0].startswith(CONDITION) or space.elements.get(factor[0]) == (0, 1):
+                return ((Fraction(1), (factor,)),)
     return None
 
 
@@ -147,8 +193,10 @@ def _integer_range(space: TermSpace, value: Polynomial) -> tuple[int, int] | Non
 
 def _scope_cases(space: TermSpace, scope: Scope, at: tuple[Form, ...]) -> list[Case]:
     if reduces(scope):
-        split = _without_constant_exponential(scope) if space.given.exponential else None
+        split = _without_constant_exponential(scope, space.given) if space.given.exponential else None
         if split is None and space.given.factored and not space.given.unsure(scope.body):
+            if len(parts := _sums_of_terms(scope)) > 1:
+                return _summed_cases(space, [_scope_cases(space, part, at) for part in parts])
             split = _without_constant_factors(scope)
         if split is None:
             return opaque_case(space, scope, at)
@@ -166,7 +214,64 @@ def _scope_cases(space: TermSpace, scope: Scope, at: tuple[Form, ...]) -> list[C
     return out
 
 
-def _without_constant_exponential(scope: Scope) -> tuple[Scalar, Scope] | None:
+def _summed_cases(space: TermSpace, parts: list[list[Case]]) -> list[Case]:
+    """Return the cases of a sum of *parts*."""
+    if prod(map(len, parts)) > MAX_NAMES:
+        raise Undecided(f"a sum has more than {MAX_NAMES} cases")
+    return [
+        (tuple(row for where, _ in choice for row in where), _applied(space, "+", [value for _, value in choice]))
+        for choice in product(*parts)
+    ]
+
+
+MAX_SUMMANDS = 8
+"""Terms of a sum inside a function that are summed one by one."""
+
+
+def _sums_of_terms(scope: Scope) -> list[Scope]:
+    r"""Return the sums of the terms of *scope*, a sum inside a function; the scope itself if it has one term.
+
+    :math:`\sum_y f_{xy} (a_y + b_y) = \sum_y f_{xy} a_y + \sum_y f_{xy} b_y`.
+    """
+    if scope.reduce != "sum" or scope.domain or any(map(any, scope.padding)):
+        return [scope]
+    opened = [_opened(part) for read in factors(scope.body) for part in factors(_opened(read))]
+    if prod(len(multiply_out(part)) for part in opened) > MAX_SUMMANDS:
+        return [scope]
+    found = multiply_out(Apply("*", tuple(opened))) if len(opened) > 1 else multiply_out(opened[0])
+    return [replace(scope, body=_multiplied(parts)) for parts in found] if len(found) > 1 else [scope]
+
+
+def _multiplied(parts: tuple[Scalar, ...]) -> Scalar:
+    """Return the product of *parts*; ``mul`` would round the product of constants."""
+    return Apply("*", parts) if len(parts) > 1 else parts[0]
+
+
+def _exponent_terms(argument: Scalar, given: Assumptions) -> Iterable[Scalar]:
+    """Yield the terms of *argument*; if ``given.factored``, a sum of several terms is several sums.
+
+    Each of these is read at those coordinates on which it depends.
+    """
+    for parts in multiply_out(_opened(argument)):
+        reads = [part for part in parts if not isinstance(part, Const)]
+        match reads:
+            case [Access(Scope() as scope, index)] if (
+                given.factored and reduces(scope) and not given.unsure(scope.body)
+            ):
+                numbers = tuple(part for part in parts if isinstance(part, Const))
+                for each in _sums_of_terms(scope):
+                    used = [x in iterators_of(each.body) for x in scope.traversals]
+                    if each is scope or all(used):
+                        yield mul(*numbers, Access(each, index))
+                    else:
+                        xs = tuple(compress(scope.traversals, used))
+                        part = replace(each, traversals=xs, padding=())
+                        yield mul(*numbers, Access(part, tuple(compress(index, used))))
+            case _:
+                yield mul(*parts)
+
+
+def _without_constant_exponential(scope: Scope, given: Assumptions) -> tuple[Scalar, Scope] | None:
     r"""Return e^c and the rest of a sum of products that have the factor e^(a + c), c the same for all; None without.
 
     :math:`\sum_y e^{a_{xy} + c_x} f = e^{c_x} \sum_y e^{a_{xy}} f`.
@@ -177,7 +282,7 @@ def _without_constant_exponential(scope: Scope) -> tuple[Scalar, Scope] | None:
     for factor in (part for read in factors(scope.body) for part in factors(_opened(read))):
         match factor:
             case Apply("exp", (argument,)):
-                for term in (mul(*parts) for parts in multiply_out(_opened(argument))):
+                for term in _exponent_terms(argument, given):
                     kept = iterators_of(term).isdisjoint(scope.summations)
                     (outside if kept else inside).append(Apply("exp", (term,)))
             case _:
@@ -198,8 +303,7 @@ def _without_constant_factors(scope: Scope) -> tuple[Scalar, Scope] | None:
         (outside if kept else inside).append(factor)
     if not outside or not inside:
         return None
-    # ``mul`` would round the product of constants.
-    return Apply("*", tuple(outside)) if len(outside) > 1 else outside[0], replace(scope, body=mul(*inside))
+    return _multiplied(tuple(outside)), replace(scope, body=mul(*inside))
 
 
 def _opened_factors(scalar: Scalar) -> Iterable[Scalar]:
@@ -304,12 +408,80 @@ def terms_at(space: TermSpace, scope: Scope, at: tuple[Form, ...]) -> list[Term]
     env, inside = scope_conditions(space, scope, at)
     out = _from_cases(constant_cases(complement(inside), scope.value))
     if inside is not None:
-        env, summed = with_summations(space, scope, env)
-        for term in _expand(space, scope.body, env):
-            made = Term(term.coefficient, term.factors, (*summed, *term.summed), (*inside, *term.where))
-            if (settled := _eliminate_fixed(space, made)) is not None:
-                out.append(settled)
+        for at_values, summed in _summed_points(space, scope, env):
+            for term in _expand(space, scope.body, at_values):
+                made = Term(term.coefficient, term.factors, (*summed, *term.summed), (*inside, *term.where))
+                if (settled := _eliminate_fixed(space, made)) is not None:
+                    out.append(settled)
+        if len(out) > MAX_NAMES and not any(may_be_infinite(t.coefficient, t.factors) for t in out):
+            out = add_like_terms(out)
     return _check_term_count(out)
+
+
+MAX_LISTED = 64
+"""Values of summed integers by which a table is indexed up to which these are written out."""
+
+
+def _summed_points(
+    space: TermSpace, scope: Scope, env: dict[Iterator, Form]
+) -> Iterable[tuple[dict[Iterator, Form], tuple[str, ...]]]:
+    """Yield *env* with the summations of *scope*: all values of those by which it indexes tables, and names of others.
+
+    The names of integers that are summed further inside recur from value to value, so that like terms can be added.
+    """
+    tables = _tabulated(scope)
+    listed = tuple(y for y in scope.summations if y in tables)
+    if not listed or prod(y.extent for y in listed) > MAX_LISTED:
+        yield with_summations(space, scope, env)
+        return
+    env, summed = with_summations(
+        space, replace(scope, summations=tuple(y for y in scope.summations if y not in listed)), env
+    )
+    first = last = space.named_sums
+    for values in product(*(range(y.lo, y.hi) for y in listed)):
+        space.named_sums = first
+        yield {**env, **{y: {"": n} for y, n in zip(listed, values, strict=True)}}, summed
+        last = max(last, space.named_sums)
+    space.named_sums = last
+
+
+@lru_cache(1 << 12)
+def _tabulated(scope: Scope) -> frozenset[Iterator]:
+    """Return the iterators of *scope* by which it, or a scope inside it, indexes a table."""
+    found = set[Iterator]()
+    for read in accesses(scope.body):
+        match read.source:
+            case Table():
+                indices = read.index
+            case Scope() as inner:
+                tables = _tabulated(inner)
+                indices = tuple(i for x, i in zip(inner.traversals, read.index, strict=True) if x in tables)
+            case _:
+                continue
+        found |= {x for i in indices for x in i.iterators}
+    return frozenset(found)
+
+
+def add_like_terms(terms: Sequence[Term]) -> list[Term]:
+    """Add terms that differ in coefficients only, and drop terms with coefficient 0.
+
+    Most products of a bilinear algorithm cancel here, without integer sets.
+    """
+    out: dict[Any, Term] = {}
+    seen: dict[int, tuple[tuple[str, int], ...]] = {}  # most forms are shared by many terms
+
+    def known_as(form: Form) -> tuple[tuple[str, int], ...]:
+        if id(form) not in seen:
+            seen[id(form)] = form_key(form)
+        return seen[id(form)]
+
+    for term in terms:
+        factors = tuple(sorted([(name, tuple([known_as(form) for form in at])) for name, at in term.factors]))
+        where = frozenset([known_as(row) for row in term.where])
+        same = factors, frozenset(term.summed), where, isinf(term.coefficient) and term.coefficient
+        known = out.get(same)
+        out[same] = replace(term, coefficient=known.coefficient + term.coefficient) if known else term
+    return [term for term in out.values() if term.coefficient]
 
 
 def _eliminate_fixed(space: TermSpace, term: Term) -> Term | None:
@@ -438,6 +610,17 @@ def _expand(space: TermSpace, scalar: Scalar, env: Env) -> list[Term]:
             return _from_cases(table_cases(space, source, tuple(space.form(i, env) for i in index)))
         case Access(Scope() as source, index):
             return terms_at(space, source, tuple(space.form(i, env) for i in index))
+        case Apply("*") if _selects(scalar):
+            return _from_cases(scalar_cases(space, scalar, env))
+        case Apply("neg", (a,)) if not (isinstance(a, Apply) and a.op in ("+", "-", "neg")):
+            return _scale_terms(_expand(space, a, env), Fraction(-1))
+        case Apply("+" | "-" | "neg") if _selects(scalar):
+            by_kind: dict[bool, list[Scalar]] = {True: [], False: []}
+            for each in _summands(scalar):
+                by_kind[_selects(each)].append(each)
+            whole = by_kind[True][0] if len(by_kind[True]) == 1 else Apply("+", tuple(by_kind[True]))
+            found = _from_cases(scalar_cases(space, whole, env))
+            return found + [t for each in by_kind[False] for t in _expand(space, each, env)]
         case Apply("+", args):
             return [t for arg in args for t in _expand(space, arg, env)]
         case Apply("-", (a, b)):
@@ -458,6 +641,33 @@ def _expand(space: TermSpace, scalar: Scalar, env: Env) -> list[Term]:
             chosen = ((yes, _expand(space, a, env)), (no, _expand(space, b, env)))
             return [replace(t, where=(*rows, *t.where)) for side, found in chosen for rows in side for t in found]
     return _from_cases(scalar_cases(space, scalar, env))
+
+
+def _summands(scalar: Scalar) -> Iterable[Scalar]:
+    """Yield what *scalar* is a sum of; products are not multiplied out."""
+    match scalar:
+        case Apply("+", args):
+            yield from (each for arg in args for each in _summands(arg))
+        case Apply("-", (a, b)):
+            yield from (*_summands(a), *(Apply("neg", (each,)) for each in _summands(b)))
+        case Apply("neg", (a,)) if isinstance(a, Apply) and a.op in ("+", "-", "neg"):
+            yield from (Apply("neg", (each,)) for each in _summands(a))
+        case _:
+            yield scalar
+
+
+def _selects(scalar: Scalar) -> bool:
+    """Whether a condition on values is an operand in sums and products of *scalar*."""
+    match scalar:
+        case Access(Scope(summations=()) as scope):
+            return _selects(scope.body)
+        case Apply("less" | "less_equal" | "select" | "bool"):
+            return True
+        case Apply("+" | "-" | "neg" | "*" | "/", args):
+            return any(map(_selects, args))
+        case Apply(_, (a,)) if is_exact_cast(scalar):
+            return _selects(a)
+    return False
 
 
 def _scale_terms(terms: list[Term], by: Number) -> list[Term]:

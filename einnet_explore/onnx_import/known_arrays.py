@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import reduce
 from math import lcm
+from typing import TypeAlias
 
 import numpy as np
 from scipy.optimize import linprog
@@ -45,6 +46,10 @@ MAX_DENOMINATOR = 64
 """Largest denominator of the ratios of a half space's coefficients."""
 
 
+MAX_LEFT_OUT = 3
+"""First places of a line that may be another piece."""
+
+
 def index_with_values(table: Array, at: Sequence[Index]) -> Index:
     """Return the index of the places *at* that has the integers in *table*, one place for each dimension.
 
@@ -70,32 +75,72 @@ def index_with_values(table: Array, at: Sequence[Index]) -> Index:
 def select_by_index(table: Array, at: Sequence[Index], read: Callable[[Index], Scalar]) -> Scalar:
     """Return *read* at the index of the places *at* that has the integers in *table*.
 
-    An index may be affine in pieces, such as one that is clamped.  Raises Refused for others.
+    An index may be affine, also in digits of its places, in pieces, such as one that is clamped.  Raises Refused for
+    others.
     """
     try:
         return read(index_with_values(table, at))
     except Refused:
-        made = _in_pieces(table, at, read, np.ones(table.shape, bool), MAX_PIECES) if table.size else None
-        if made is None:
-            raise
-        return made
+        for along_line in (_affine_line, _digits_line) if table.size else ():
+            made = _in_pieces(table, at, read, np.ones(table.shape, bool), MAX_PIECES, along_line)
+            if made is not None:
+                return made
+        raise
+
+
+Line: TypeAlias = "tuple[Index, Array, Array]"
+"""An index of one place, its values, and at which places these hold."""
+
+
+def _affine_line(values: Array, known: Array, d: int, place: Index) -> Line:
+    """Return the line along dimension *d* whose step is the most frequent one between *known* values."""
+    size = values.shape[d]
+    ahead, behind = (known.take(range(n, n + size - 1), d) for n in (1, 0))
+    step = _most_frequent(np.diff(values, axis=d)[ahead & behind])
+    return place * step, np.arange(size) * step, np.ones(size, bool)
+
+
+def _digits_line(values: Array, known: Array, d: int, place: Index) -> Line:
+    """Return the line along dimension *d* with the most frequent step at each place, affine in digits of the place.
+
+    The first places may be left out; without such a line it is affine.
+    """
+    size = values.shape[d]
+    steps = [0]
+    for n in range(size - 1):
+        one, two = (np.moveaxis(each, d, 0)[n : n + 2] for each in (values, known))
+        steps.append(_most_frequent((one[1] - one[0])[two[0] & two[1]]))
+    line = np.cumsum(steps)
+    for first in range(min(MAX_LEFT_OUT, size - 1)):
+        found = index_of_digits(line[first:] - line[first], place - first)
+        if found is not None:
+            return found + int(line[first]), line, np.arange(size) >= first
+    return _affine_line(values, known, d, place)
 
 
 def _in_pieces(
-    table: Array, at: Sequence[Index], read: Callable[[Index], Scalar], left: Array, most: int
+    table: Array,
+    at: Sequence[Index],
+    read: Callable[[Index], Scalar],
+    left: Array,
+    most: int,
+    along_line: Callable[[Array, Array, int, Index], Line],
 ) -> Scalar | None:
-    """Return *read* at an index that has the values of *table* where *left*, of at *most* pieces; None without."""
-    rest, index = table.astype(np.int64), Index()
+    """Return *read* at an index that has the values of *table* where *left*, of at *most* pieces; None without.
+
+    A piece is a sum of lines, *along_line* of each dimension.
+    """
+    rest, index, valid = table.astype(np.int64), Index(), np.ones(table.shape, bool)
     for d, place in enumerate(at):
-        ahead, behind = (left.take(range(n, n + table.shape[d] - 1), d) for n in (1, 0))
-        step = _most_frequent(np.diff(rest, axis=d)[ahead & behind])
-        index += place * step
-        rest = rest - along(np.arange(table.shape[d]) * step, d, table.ndim)
-    start = _most_frequent(rest[left])
-    piece, fits = read(index + start), rest == start
+        line, values, holds = along_line(rest, left & valid, d, as_index(place))
+        index += line
+        rest = rest - along(values, d, table.ndim)
+        valid = valid & along(holds, d, table.ndim)
+    start = _most_frequent(rest[left & valid])
+    piece, fits = read(index + start), valid & (rest == start)
     if not bool((left & ~fits).any()):
         return piece
-    others = _in_pieces(table, at, read, left & ~fits, most - 1) if most > 1 else None
+    others = _in_pieces(table, at, read, left & ~fits, most - 1, along_line) if most > 1 else None
     if others is None:
         return None
     try:
@@ -130,6 +175,29 @@ def index_of_digits(values: Array, place: Index, known: Array | None = None, bey
             rest = index_of_digits(heads, place // radix, is_known, beyond)
             if rest is not None:
                 return place % radix * step + rest
+    return _index_of_two_digits(values, place, known, beyond)
+
+
+def _index_of_two_digits(values: Array, place: Index, known: Array, beyond: int) -> Index | None:
+    """Return the index that has *values* as the sum of functions of two digits of *place*; see ``index_of_digits``."""
+    for radix in range(len(values) // 2, 2, -1):
+        if len(values) % radix:
+            continue
+        rows, are_known = values.reshape(-1, radix), known.reshape(-1, radix)
+        low, is_low = np.where(are_known[0], rows[0], 0), are_known[0].copy()
+        high = np.zeros(len(rows), np.int64)
+        for n, (row, is_known) in enumerate(zip(rows, are_known, strict=True)):
+            differences = np.unique((row - low)[is_low & is_known])
+            if len(differences) != 1:
+                break
+            high[n] = differences[0]
+            new = is_known & ~is_low
+            low[new], is_low = row[new] - high[n], is_low | is_known
+        else:
+            first, second = place % radix, place // radix
+            parts = index_of_digits(low, first, is_low, beyond), index_of_digits(high, second, None, beyond)
+            if parts[0] is not None and parts[1] is not None:
+                return parts[0] + parts[1]
     return None
 
 

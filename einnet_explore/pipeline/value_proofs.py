@@ -72,6 +72,7 @@ from einnet_explore.pipeline.value_samples import (
     value_bytes,
 )
 from einnet_explore.pipeline.weight_layouts import find_layout
+from einnet_explore.pipeline.weight_sums import find_table, find_transform
 from einnet_explore.rules import Step
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.strategies.simplification import simplifications
@@ -440,7 +441,9 @@ class Sweep:
             self._moved_weights,
             self._folded_weights,
             self._constant_weights,
+            self._transformed_weights,
             self._summed_weights,
+            self._tabulated_weights,
         )
         for find, (side, own, reference) in product(ways, sides):
             # Programs that look further back read the same weights again.
@@ -470,6 +473,21 @@ class Sweep:
 
     def _summed_weights(self, unknown: Mapping[str, Array], reference: Program) -> Iterable[FoldedWeight]:
         return find_summed_weights(unknown, reference, self.weights.__getitem__)
+
+    def _transformed_weights(self, unknown: Mapping[str, Array], reference: Program) -> Iterable[FoldedWeight]:
+        read = dict.fromkeys(t.name for t in reference.inputs if t.weight and t.name in self.weights)
+        for name, array in unknown.items():
+            sources = ((t, self.weights[t]) for t in read)
+            found = next((s for t, source in sources if (s := find_transform(array, t, source)) is not None), None)
+            if found is not None:
+                yield FoldedWeight(name, *found)
+
+    def _tabulated_weights(self, unknown: Mapping[str, Array], reference: Program) -> Iterable[FoldedWeight]:
+        """Yield the weights of a few rational numbers; one of a shape that *reference* has would be a difference."""
+        shapes = {self.weights[t.name].shape for t in reference.inputs if t.weight and t.name in self.weights}
+        for name, array in unknown.items():
+            if array.shape not in shapes and (found := find_table(array)) is not None:
+                yield FoldedWeight(name, *found)
 
     def _moved_weights(self, unknown: Mapping[str, Array], reference: Program) -> Iterable[FoldedWeight]:
         read = dict.fromkeys(t.name for t in reference.inputs if t.weight and t.name in self.weights)

@@ -17,13 +17,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import islice, permutations, product
-from math import inf
+from itertools import combinations, islice, permutations, product
+from math import inf, prod
 
 import numpy as np
 
-from einnet_explore.ir import Access, Apply, Compare, Const, Index, Iterator, Scalar, Scope, add, as_index, mul
-from einnet_explore.onnx_import.node_call import extent_iterators
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Compare,
+    Const,
+    Index,
+    Iterator,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+    add,
+    as_index,
+    mul,
+)
+from einnet_explore.onnx_import.node_call import as_indices, extent_iterators
 from einnet_explore.runtime.arrays import Array
 
 MAX_PLACEMENTS = 1024
@@ -126,6 +140,94 @@ def find_sum(array: Array, parts: Iterable[tuple[Scope, Array]]) -> tuple[Scope,
     xs = extent_iterators(array.shape)
     summed = [mul(*(() if k == 1 else (Const(float(k)),)), each.scalar(xs, array.shape)) for each, k in terms]
     return Scope(xs, (), add(*summed)), error
+
+
+MAX_TRANSFORM = 64
+"""Places of a kernel that are transformed, and rows of the transform."""
+
+MAX_FRACTION = 1024
+"""Largest denominator of an entry of a transform."""
+
+
+def find_transform(array: Array, name: str, source: Array) -> tuple[Scope, float] | None:
+    r"""Return *array* as a transform T of the kernels of the weight *name*, *source*, and the error; None without.
+
+    .. math::  W'[\vec p, \vec c] = \sum_{\vec r} T[\vec p, \vec r]\, W[\vec c, \vec r]
+
+    Fast algorithms transform kernels so (Winograd).  Two dimensions of both are channels, in any order, and there are
+    as many channels as are needed to determine T, a table of rational numbers.
+    """
+    if source.ndim < 3 or array.ndim < 2 or array.dtype.kind != "f" or source.dtype.kind != "f":
+        return None
+    largest = float(np.abs(array).max(initial=0))
+    if not 0 < largest < inf or not np.isfinite(source).all():
+        return None
+    for c, d in permutations(range(source.ndim), 2):
+        rest = [n for n in range(source.ndim) if n not in (c, d)]
+        for e, f in combinations(range(array.ndim), 2):
+            own = [n for n in range(array.ndim) if n not in (e, f)]
+            channels, taps = source.shape[c] * source.shape[d], prod(source.shape[n] for n in rest)
+            rows = prod(array.shape[n] for n in own)
+            fits = (source.shape[c], source.shape[d]) == (array.shape[e], array.shape[f])
+            if fits and 1 < taps <= min(channels, MAX_TRANSFORM) and rows <= MAX_TRANSFORM:
+                kernels = source.transpose(c, d, *rest).reshape(channels, taps).astype(np.float64)
+                wanted = array.transpose(e, f, *own).reshape(channels, rows).astype(np.float64)
+                entries = _rational_solution(kernels, wanted, MAX_ERROR * largest)
+                if entries is not None:
+                    numbers = np.array([float(k) for k in entries]).reshape(taps, rows)
+                    error = float(np.abs(kernels @ numbers - wanted).max()) / largest
+                    return _transformed(array, Tensor(name, source.shape, weight=True), (c, d), (e, f), entries), error
+    return None
+
+
+def find_table(array: Array) -> tuple[Scope, float] | None:
+    """Return *array* as a table of rational numbers, and the error relative to its largest; None if it is none."""
+    largest = float(np.abs(array).max(initial=0))
+    if not 1 < array.size <= MAX_TRANSFORM or array.dtype.kind != "f" or not 0 < largest < inf:
+        return None
+    entries = [_simple_fraction(k) for k in array.reshape(-1).astype(np.float64).tolist()]
+    found = [k for k in entries if k is not None]
+    if len(found) < len(entries) or len({*found}) == len(found) > 4:
+        return None
+    error = max(abs(float(k) - float(x)) for k, x in zip(found, array.reshape(-1), strict=True)) / largest
+    xs = extent_iterators(array.shape)
+    return Scope(xs, (), Table(array.shape, tuple(found))[as_indices(xs)]), error
+
+
+def _rational_solution(system: Array, wanted: Array, tolerance: float) -> list[Fraction] | None:
+    """Return rational entries, row by row, of a matrix whose product with *system* is *wanted*; None without."""
+    solved, _, rank, _ = np.linalg.lstsq(system, wanted, rcond=None)
+    if rank < system.shape[1] or not np.abs(system @ solved - wanted).max() <= tolerance:
+        return None
+    entries = [_simple_fraction(k) for k in solved.reshape(-1).tolist()]
+    if None in entries:
+        return None
+    found = [k for k in entries if k is not None]
+    numbers = np.array([float(k) for k in found]).reshape(solved.shape)
+    return found if np.abs(system @ numbers - wanted).max() <= tolerance else None
+
+
+def _simple_fraction(number: float) -> Fraction | None:
+    """Return the fraction with the smallest denominator, a power of 2 as bound, near *number*; None without."""
+    for bound in (1 << n for n in range(MAX_FRACTION.bit_length())):
+        near = Fraction(number).limit_denominator(bound)
+        if abs(near - Fraction(number)) <= MAX_ERROR / 4 / bound:
+            return near
+    return None
+
+
+def _transformed(
+    array: Array, weight: Tensor, channels: tuple[int, int], places: tuple[int, int], entries: Sequence[Fraction]
+) -> Scope:
+    """Return the transform of *weight*, whose *channels* are at *places* of *array*; *entries*: by taps, then rows."""
+    xs = extent_iterators(array.shape)
+    own = [x for n, x in enumerate(xs) if n not in places]
+    taps = [n for n in range(len(weight.shape)) if n not in channels]
+    ys = tuple(Iterator(f"r{n}", 0, weight.shape[n]) for n in taps)
+    table = Table(tuple(x.extent for x in (*ys, *own)), tuple(entries))
+    at = dict(zip((*channels, *taps), (*(xs[n] for n in places), *ys), strict=True))
+    read = weight[tuple(as_index(at[n]) for n in range(len(weight.shape)))]
+    return Scope(xs, ys, mul(table[tuple(map(as_index, (*ys, *own)))], read))
 
 
 def _pursuit(wanted: Array, columns: Sequence[Array], tolerance: float) -> list[tuple[int, Fraction]] | None:
