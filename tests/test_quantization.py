@@ -655,7 +655,7 @@ tensor K[16, 8, 3, 3] int8 weight
 tensor L[16, 16, 3, 3] int8 weight
 tensor S[16] float64 weight
 T[n:1, f:16, h:14, w:14] = sum[c:8, r:3, s:3] X[n, c, h+r-1, w+s-1] * K[f, c, r, s] via eOperator(kind="reduction")
-Q[n:1, f:16, h:14, w:14] = uint8(minimum(relu(round(S[f]*T[n,f,h,w])),255)) pad [0, 0, 1, 1] via eOperator(kind="elementwise")
+Q[n:1, f:16, h:14, w:14] = uint8(relu(round(S[f] * T[n, f, h, w]))) pad [0, 0, 1, 1] via eOperator(kind="elementwise")
 M[n:1, f:16, h:7, w:7] = max[r:3, s:3] Q[n, f, 2*h+r-1, 2*w+s-1] pad [0, 0, 1, 1] via eOperator(kind="reduction")
 U[n:1, f:16, h:7, w:7] = sum[c:16, r:3, s:3] M[n, c, h+r-1, w+s-1] * L[f, c, r, s] via eOperator(kind="reduction")
 Y[n:1, f:16, h:7, w:7] = U[n, f, h, w] + T[n, f, 2*h, 2*w] via eOperator(kind="elementwise")
