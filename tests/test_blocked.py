@@ -304,7 +304,7 @@ def test_cuts_are_those_that_do_no_product_twice() -> None:
 def test_stage_over_all_channels_is_not_cut_by_channels() -> None:
     found = find_chain(in_blocks(convolution(1, 64, 64, 56, 56), 4).end.equations[-1].scope)
     assert [(cut.traversal.name, cut.period) for cut in choose_cuts(found, 1, Machine(l2=1 << 20))] == [("h", 4)]
-    assert choose_cuts(found, 1, Machine(l2=1 << 26)) == ()
+    assert {cut.traversal.name for cut in choose_cuts(found, 1, Machine(l2=1 << 26))} <= {"h", "w"}
     assert prod(cut.blocks for cut in choose_cuts(found, 2, Machine(l2=1 << 26))) > 1
 
 
@@ -370,7 +370,7 @@ PRODUCT = "{{[m:8, n:16] sum[k:16] A[m, k] * B[k, n]}}"
             "a stage has the domain 0 <= m < 4",
         ),
         (
-            "Y[m:6, n:16] = sum[r:3] {[m:8, n:16] sum[k:16] A[m, k] * B[k, n]}[m + r, (n + r) % 16]",
+            "Y[m:8, n:16] = sum[r:3] {[m:8, n:16] sum[k:16] A[m, k] * B[k, n]}[(m + r) % 8, (n + r) % 16]",
             "no traversal is shared",
         ),
         ("Y[] = 2 * {[m:8] sum[k:16] A[m, k] * C[m, k]}[3]", "the result is one number"),

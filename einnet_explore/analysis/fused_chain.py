@@ -113,10 +113,15 @@ class Chain:
         return found
 
     def multiplications(self, cuts: tuple[Cut, ...] = ()) -> int:
-        """Count the products of all blocks, in stages that sum products."""
-        regions, blocks = self.regions(cuts), prod(c.blocks for c in cuts)
-        return blocks * sum(
-            regions[s.name].points * prod(y.extent for y in s.scope.summations) for s in self.stages if s.product
+        """Count the products of all blocks, in stages that sum products.
+
+        Blocks of one cut that are computed in order keep the elements that they have in common.
+        """
+        regions = self.regions(cuts)
+        return sum(
+            _computed_points(s, regions[s.name], cuts) * prod(y.extent for y in s.scope.summations)
+            for s in self.stages
+            if s.product
         )
 
     def make_cut(self, x: Iterator, period: int, size: int) -> Cut:
@@ -172,6 +177,20 @@ def find_chain(scope: Scope) -> Chain:
 
     visit(scope)
     return Chain(tuple(stages))
+
+
+def _computed_points(stage: Stage, region: Region, cuts: tuple[Cut, ...]) -> int:
+    """Return the elements of *stage* that all blocks compute, each of which needs *region*."""
+    again = prod(c.blocks for c in cuts) * region.points
+    if len(cuts) != 1 or cuts[0].periods % cuts[0].size:
+        return again
+    (cut,) = cuts
+    steps = [origin.coefficient(cut.at) * cut.size for origin in region.origin]
+    match [(d, step) for d, step in enumerate(steps) if step]:
+        case [(d, step)] if 0 < step < region.extent[d]:
+            rows = min(region.extent[d] + (cut.blocks - 1) * step, stage.scope.shape[d])
+            return min(again, region.points // region.extent[d] * rows)
+    return again
 
 
 def range_inside(x: Iterator, origin: Index, extent: int) -> tuple[int, int]:

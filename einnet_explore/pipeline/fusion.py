@@ -287,7 +287,16 @@ def _chain_output(derivation: Derivation, name: str) -> Derivation:
         fused = apply_rule(fused, EXPRESSION_FUSION, name, Intermediate(source))
     if not runs_in_blocks(find_equation(fused.end, name).scope):
         raise Refused(f"{name} has no vectorised products")
-    return apply_rule(fused, BLOCKED_GENERATION, name, None)
+    return _generate_constants(apply_rule(fused, BLOCKED_GENERATION, name, None))
+
+
+def _generate_constants(derivation: Derivation) -> Derivation:
+    """Generate the open equations that move weights, which a chain reads as arrays."""
+    known = constant_tensors(derivation.end)
+    for e in derivation.end.equations:
+        if e.name in known and e.via is None and is_movement(e):
+            derivation = generate_equation(derivation, e.name)
+    return derivation
 
 
 def runs_in_blocks(scope: Scope) -> bool:
@@ -344,7 +353,8 @@ def _store_in_panels(derivation: Derivation) -> Derivation:
                     with suppress(Refused):
                         if phi:
                             derivation = apply_rule(derivation, STORAGE_LAYOUT, weight, Stored(phi))
-                            derivation = generate_equation(derivation, weight)
+                            if not is_movement(find_equation(derivation.end, weight)):  # that might become a view
+                                derivation = generate_equation(derivation, weight)
     return derivation
 
 

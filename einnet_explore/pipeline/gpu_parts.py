@@ -79,7 +79,7 @@ def split_into_parts(model: Model, memory: ReadingMemory | None = None) -> list[
 
     Raises ValueError, naming the node, for one that is not understood: a GPU runs all parts or none.
     """
-    split = partition(model, memory)
+    split = partition(model, memory, through_cache=False)
     found = [_part(model, s.nodes, s.program) for s in split.subprograms]
     inside = {name for part in found for name in part.nodes}
     reasons = {s.node: s.why for s in split.skipped}

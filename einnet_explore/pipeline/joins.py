@@ -17,15 +17,18 @@ from itertools import combinations, permutations
 from math import prod
 
 from einnet_explore.analysis.counts import is_compute_bound
-from einnet_explore.analysis.products import describe_nonlinearity
+from einnet_explore.analysis.products import TensorContraction, describe_nonlinearity
+from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.ir import ELEMENT_TYPES, Access, Apply, Const, Equation, Program, Scope, scopes, tensors
 from einnet_explore.onnx_import.node_call import assemble
 from einnet_explore.pipeline.node_groups import CHEAP_KINDS, NodeGroups
 from einnet_explore.pipeline.subprogram import anonymize
+from einnet_explore.pipeline.vector_layouts import is_chain_in_vectors
 from einnet_explore.rules import SIBLING_MERGING
 from einnet_explore.rules.sibling_merging import Siblings
 from einnet_explore.strategies.factoring import factorings, products_at_run_time
 from einnet_explore.strategies.vertical_fusion import generate_rest, vertical_fusions
+from einnet_explore.support.errors import Refused
 
 ROW_WORK_KINDS = ("elementwise", "activation", "layout", "reduction")
 """Kinds of work on rows that may stand between two contractions."""
@@ -307,6 +310,63 @@ def _tensor_sizes(n: int, units: NodeGroups) -> tuple[list[int], ...]:
 
 def _equations(units: NodeGroups, group: int) -> tuple[Equation, ...]:
     return tuple(e for n in sorted(units.members[group]) for e in units.understood.get(n, ()))
+
+
+def join_through_cache(units: NodeGroups) -> None:
+    """Join each contraction of few products for each element (a depthwise convolution) with those next to it.
+
+    One kernel in blocks has to compute all of them, so that their results stay in the cache.
+    """
+    for n in sorted(units.understood):
+        if units.kind(n) != "contraction" or not any(_is_light(e.scope) for e in units.understood[n]):
+            continue
+        own = units.of[n]
+        if len(units.contractions(own)) > 1:
+            continue
+        before = [
+            g for g in units.group_sources(own) if _has_one_contraction(units, g) and units.group_readers(g) == {own}
+        ]
+        after = [g for g in units.group_readers(own) if _has_one_contraction(units, g)]
+        after = after if len(after) == 1 == len(units.group_readers(own)) else []
+        for neighbours in dict.fromkeys(((*before, *after), tuple(after), tuple(before))):
+            nodes = {m for g in (own, *neighbours) for m in units.members[g]}
+            if neighbours and _is_one_chain(units, nodes):
+                units.join_all(nodes)
+                break
+
+
+def _has_one_contraction(units: NodeGroups, group: int) -> bool:
+    return len(units.contractions(group)) == 1
+
+
+def _is_one_chain(units: NodeGroups, nodes: set[int]) -> bool:
+    """Whether one kernel in blocks computes *nodes*, of which only the last one's result is read outside."""
+    outputs = {value.name for value in units.model.outputs}
+    inner = nodes - {max(nodes)}
+    if not all(units.after[n] <= nodes and outputs.isdisjoint(units.model.nodes[n].results) for n in inner):
+        return False
+    if len(nodes) > MAX_CHAIN_NODES:
+        return False
+    program = units.program_of(nodes)
+    question = f"is one chain in vectors of {this_machine().lanes}"
+    return units.memory.holds(question, str(program), lambda: is_chain_in_vectors(program))
+
+
+MAX_CHAIN_NODES = 12
+"""Nodes that are joined through the cache, at most: steps of longer chains are compared on samples, for minutes."""
+
+MAX_LIGHT_SUM = 64
+"""Products for each element of a contraction that memory is likely to bound, at most."""
+
+
+def _is_light(scope: Scope) -> bool:
+    """Whether *scope* sums few products, and each element of its operands is in few of them."""
+    try:
+        product = TensorContraction.of(scope)
+    except Refused:
+        return False
+    alone = min(prod(x.extent for x in group) for group in (product.m, product.n))
+    return alone == 1 and prod(y.extent for y in scope.summations) <= MAX_LIGHT_SUM
 
 
 def join_conversions(units: NodeGroups) -> None:

@@ -129,6 +129,14 @@ class NodeGroups:
         # Groups joined since are still called by their old names here.
         return {self.of[g] for g in self.readers[group]} - {group}
 
+    def group_readers(self, group: int) -> set[int]:
+        """Return the groups that read *group*."""
+        return self._readers(group)
+
+    def group_sources(self, group: int) -> set[int]:
+        """Return the groups that *group* reads."""
+        return {self.of[m] for n in self.members[group] for m in self.before[n]} - {group}
+
     def groups(self) -> Iterable[tuple[int, ...]]:
         """Return the groups in an executable order."""
         left = {g: {self.of[m] for n in ns for m in self.before[n]} - {g} for g, ns in self.members.items()}

@@ -59,6 +59,7 @@ from einnet_explore.pipeline.tuning_task import (
     trial_from_json,
     trial_to_json,
 )
+from einnet_explore.pipeline.vector_layouts import is_chain_in_vectors
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import stop_after, time_calls
@@ -357,7 +358,7 @@ class Optimiser:
     @cached_property
     def split(self) -> Split:
         """The partition of the model."""
-        return partition(self.model, self._memory)
+        return partition(self.model, self._memory, through_cache=self.settings.runtime == "plan")
 
     @cached_property
     def subprograms(self) -> tuple[Subprogram, ...]:
@@ -546,9 +547,15 @@ class Optimiser:
 
     @cached_property
     def _seconds_each(self) -> dict[tuple[str, ...], float]:
-        """The estimated seconds of each subprogram for each of its expressions that are searched."""
+        """The estimated seconds of each subprogram for each of its expressions that are searched.
+
+        A chain in vectors counts as one, so it comes before its parts.
+        """
         cost, programs = CostModel(), ((s.nodes, s.anonymous.program) for s in self.subprograms)
-        return {nodes: cost.program_cost(of).seconds / max(1, len(compute_bound(of))) for nodes, of in programs}
+        return {
+            nodes: cost.program_cost(of).seconds / (1 if is_chain_in_vectors(of) else max(1, len(compute_bound(of))))
+            for nodes, of in programs
+        }
 
     def _has_tuned_parts(self, subprogram: Subprogram) -> bool:
         return any(part.nodes in self._tuned for part in subprogram.parts)

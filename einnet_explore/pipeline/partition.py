@@ -26,6 +26,7 @@ from einnet_explore.pipeline.joins import (
     join_products,
     join_rows,
     join_siblings,
+    join_through_cache,
 )
 from einnet_explore.pipeline.node_groups import NodeGroups, work_kind
 from einnet_explore.pipeline.reading_memory import ReadingMemory
@@ -50,8 +51,11 @@ class Split:
     """Nodes before which a region of sums of products ends, and why."""
 
 
-def partition(model: Model, memory: ReadingMemory | None = None) -> Split:
-    """The subprograms of *model* and, for every other node, why it is in none; *memory* has answers of earlier runs."""
+def partition(model: Model, memory: ReadingMemory | None = None, through_cache: bool = True) -> Split:
+    """The subprograms of *model* and, for every other node, why it is in none; *memory* has answers of earlier runs.
+
+    If *through_cache*, contractions are joined that one kernel in blocks, which this processor runs, computes.
+    """
     understood: dict[int, tuple[Equation, ...]] = {}
     skipped: dict[int, str] = {}
     used = _used_nodes(model)
@@ -71,6 +75,8 @@ def partition(model: Model, memory: ReadingMemory | None = None) -> Split:
     ends = join_products(units)
     join_around_contractions(units)
     single = tuple(units.groups())
+    if through_cache:
+        join_through_cache(units)
     join_siblings(units)
     join_parallel(units)
     join_chains(units)

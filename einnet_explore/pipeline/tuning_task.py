@@ -25,6 +25,7 @@ from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
 from einnet_explore.pipeline.numerics import level_report, measure_errors
 from einnet_explore.pipeline.rounded_products import round_products
 from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, OriginalOpener, OriginalRun, Settings, TuningContext
+from einnet_explore.pipeline.vector_layouts import chain_in_vectors
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays
 from einnet_explore.runtime.implementation_choice import ProfileStore
@@ -427,7 +428,7 @@ class TuningTask:
         """
         began, memory = perf_counter(), MemoryWatch()
         settings = replace(self.context.settings, seconds=seconds)
-        found = self.found or find_variants(self.program, self.context.cost, settings)
+        found = self.found or self._closed_variants() or find_variants(self.program, self.context.cost, settings)
         if found.memory_short:
             memory.stopped()
         trial = self._try_finalists(self._with_replayed(found.variants), memory)
@@ -435,6 +436,11 @@ class TuningTask:
             for key in (self._structure, self._pattern(False), self._pattern(True)):
                 self.context.winners.setdefault(key, []).append(steps_to_json(trial.derivation))
         return replace(trial, search_seconds=perf_counter() - began, states=found.states, memory_short=memory.short)
+
+    def _closed_variants(self) -> FoundVariants | None:
+        """Return no variants where several contractions are one chain in vectors: its parts are searched."""
+        several = len(compute_bound(self.program)) > 1 and self.context.settings.runtime == "plan"
+        return FoundVariants([], 0) if several and chain_in_vectors(self.program) is not None else None
 
     @property
     def _structure(self) -> Hashable:
@@ -473,7 +479,8 @@ class TuningTask:
         stays = partial(Trial, seconds_before=before, seconds_after=before)
         below = MAX_ESTIMATE_RATIO * before
         promising = select_finalists(ranked, self.context.settings.finalists, below)
-        if not promising:
+        in_vectors = chain_in_vectors(self.program) if self.context.settings.runtime == "plan" else None
+        if not promising and in_vectors is None:
             least = f"{ranked[0].seconds * 1e6:.0f} µs" if ranked else "no candidate"
             count = count_noun(len(ranked), "candidate")
             return stays(why=f"the cheapest of {count}: estimated {least}, the original takes {before * 1e6:.0f} µs")
@@ -482,7 +489,10 @@ class TuningTask:
         except Refused as shortage:
             return stays(why=str(shortage))
         forms = [_Form(fuse_eoperators(each.derivation()), each.seconds, each.kind) for each in promising]
-        forms += map(_Form, blocked_forms(chain_groups(ranked, self.context.settings, below)))
+        blocked = blocked_forms(chain_groups(ranked, self.context.settings, below))
+        forms += map(_Form, blocked)
+        if in_vectors is not None and all(in_vectors.end != other.end for other in blocked):
+            forms.append(_Form(in_vectors))
         if self.context.settings.numerics == "bf16":
             rounded = (round_products(form.derivation) for form in forms)
             forms += [_Form(derivation) for derivation in rounded if derivation is not None]

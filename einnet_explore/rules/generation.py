@@ -76,7 +76,8 @@ def _eoperator(program: Program, at: Path) -> Instance:
 
 def _is_read_as_array(program: Program, name: str) -> bool:
     vias = [program.equations[n].via for n in readers(program, name)]
-    return name in program.outputs or any(via is not None and via.is_library_call for via in vias)
+    packed = (via for via in vias if via is not None and (via.is_library_call or via == BLOCKED))
+    return name in program.outputs or any(True for _ in packed)
 
 
 def _has_sum_of_formula(scope: Scope) -> bool:

@@ -6,7 +6,7 @@ r"""Storage layout: an intermediate is stored in another order, and its readers 
 
 Φ is a bijection of boxes: a permutation (NCHW to NHWC), a split (blocked layouts), a join.  It is variable substitution
 (Table 1; §4.1) whose outer scope, a re-indexing, is merged into the readers.  With *readers*, the tensor is unchanged,
-and only these readers read a copy in the other layout, which is made once.
+and only these readers read a copy in the other layout, which is made once.  So is a copy of an input, for one reader.
 """
 
 from __future__ import annotations
@@ -30,15 +30,25 @@ class Stored:
     readers: tuple[str, ...] = ()
 
 
-def propose(_: Program, __: Path) -> Iterable[Stored]:
+@dataclass(frozen=True, slots=True)
+class InputCopy:
+    """An input called *tensor*, of which the equation reads a copy with the dimensions in this *order*."""
+
+    tensor: str
+    order: tuple[int, ...]
+
+
+def propose(_: Program, __: Path) -> Iterable[Stored | InputCopy]:
     """Propose nothing: layouts are chosen for all tensors of a program together."""
     return ()
 
 
 @refusing()
-def rewrite(program: Program, at: Path, params: Stored) -> Program:
+def rewrite(program: Program, at: Path, params: Stored | InputCopy) -> Program:
     """Apply the law; refuses an output, a Φ that is no bijection onto a box, and padding that Φ would split."""
     equation = whole_equation(program, at)
+    if isinstance(params, InputCopy):
+        return _copy_input(program, equation, params)
     scope = equation.scope
     if stray := {x.name for _, i in params.phi for x in i.iterators if x not in scope.traversals}:
         raise Refused(f"Φ reads {', '.join(sorted(stray))}: expected traversals of {equation.name}")
@@ -58,6 +68,29 @@ def rewrite(program: Program, at: Path, params: Stored) -> Program:
     padding = _padding(scope, phi)
     copy = Scope(phi.target, (), Access(equation.tensor, back), padding=padding, value=scope.value if padding else 0)
     return _read_there(program, equation, Equation(program.fresh("T"), copy), phi, params.readers)
+
+
+def _copy_input(program: Program, reader: Equation, params: InputCopy) -> Program:
+    """Return *program* where *reader* reads a permuted copy of an input; refuses other tensors and no permutation."""
+    source = next((t for t in program.inputs if t.name == params.tensor), None)
+    if source is None or params.tensor not in tensor_names(reader.scope):
+        raise Refused(f"{params.tensor} is no input that {reader.name} reads")
+    if sorted(params.order) != list(range(len(source.shape))):
+        raise Refused(f"{params.order} is no order of the {len(source.shape)} dimensions of {source.name}")
+    if params.order == tuple(range(len(source.shape))):
+        raise Refused(f"the order leaves {source.name} as it is")
+    own = tuple(Iterator(f"z{d + 1}", lo, hi) for d, (lo, hi) in enumerate(source.box))
+    over = tuple(own[d] for d in params.order)
+    padding = tuple(source.padding[d] for d in params.order) if source.padding else ()
+    body = Access(replace(source, padding=(), value=0), tuple(map(as_index, own)))
+    copy = Equation(program.fresh("T"), Scope(over, (), body, padding=padding, value=source.value if padding else 0))
+
+    def there(access: Access) -> Access:
+        return Access(copy.tensor, tuple(access.index[d] for d in params.order))
+
+    reading = replace(reader, scope=map_reads(reader.scope, source.name, there), via=None)
+    equations = (pair for e in program.equations for pair in ((copy, reading) if e is reader else (e,)))
+    return replace(program, equations=tuple(equations))
 
 
 def with_layout(scope: Scope, phi: Bijection) -> Scope:

@@ -12,7 +12,7 @@ input, then the columns of the product and the stages after it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import prod
 
@@ -39,12 +39,27 @@ from einnet_explore.ir import (
 from einnet_explore.support.errors import Refused
 
 
+@dataclass(frozen=True, slots=True)
+class Slide:
+    """A region moves *step* along *traversal* from one block to the next, less than its extent."""
+
+    traversal: Iterator
+    step: int
+
+    @property
+    def kept(self) -> int:
+        """The number of values of the traversal that two neighbouring blocks have in common."""
+        return self.traversal.extent - self.step
+
+
 @dataclass(frozen=True)
 class BlockStage:
     """A stage: for all *traversals*, *memory* at *place* is the sum of *body* over *sums*.
 
     Every access of *body* except those to tables has one index, a position in flat memory. *border* are boxes of
     positions with the padding *value*; *guards* restrict the values of a traversal for which the stage is computed.
+    The *epilogue*, if there is one, is what is stored in place of the sum, which it reads as ``STAGE_SUM``. Of a stage
+    that slides, the block before has computed what lies *slide* steps further on.
     """
 
     memory: str
@@ -56,11 +71,21 @@ class BlockStage:
     value: float
     guards: Mapping[Iterator, Bound]
     border: tuple[tuple[Iterator, ...], ...]
+    epilogue: Scalar | None = None
+    origin: Mapping[Iterator, Index] = field(default_factory=dict)
+    """Where the traversals that move with the block begin."""
+    slide: Slide | None = None
+
+    @property
+    def single(self) -> frozenset[Iterator]:
+        """The traversals that have a loop of their own: guarded ones, and that along which it slides."""
+        return frozenset((*self.guards, *(() if self.slide is None else (self.slide.traversal,))))
 
     @cached_property
     def reads(self) -> tuple[Access, ...]:
         """The reads without those of tables, each once."""
-        return tuple(dict.fromkeys(a for a in accesses(self.body) if not isinstance(a.source, Table)))
+        found = (*accesses(self.body), *(() if self.epilogue is None else accesses(self.epilogue)))
+        return tuple(dict.fromkeys(a for a in found if not isinstance(a.source, Table) and a != STAGE_SUM))
 
     @property
     def last(self) -> Iterator:
@@ -70,17 +95,92 @@ class BlockStage:
     def over(self, traversals: tuple[Iterator, ...], to: Mapping[Iterator, IndexLike]) -> BlockStage:
         """Return the stage in loops over *traversals*, with other iterators replaced by *to*."""
         place = self.place.substitute(lambda x: to.get(x, x))
-        return replace(self, traversals=traversals, body=substitute(self.body, to), place=place)
+        epilogue = None if self.epilogue is None else substitute(self.epilogue, to)
+        return replace(self, traversals=traversals, body=substitute(self.body, to), place=place, epilogue=epilogue)
 
+
+STAGE_SUM = Tensor("#sum", ())[()]
+"""The sum of a stage, as its epilogue reads it."""
 
 RESULT_MEMORY = "#result"
 """The memory that the last stage writes."""
 
 
-def block_stages(chain: Chain, cuts: tuple[Cut, ...], memory: Callable[[Tensor], str]) -> tuple[BlockStage, ...]:
-    """Return the stages of *chain* for one block of *cuts*; *memory* names the flat memory of a tensor."""
+def block_stages(
+    chain: Chain, cuts: tuple[Cut, ...], memory: Callable[[Tensor], str], threads: int
+) -> tuple[BlockStage, ...]:
+    """Return the stages of *chain* for one block of *cuts*; *memory* names the flat memory of a tensor.
+
+    If one thread computes all blocks, stages slide.
+    """
     regions = chain.regions(cuts)
-    return tuple(block_stage(chain, stage, regions, memory) for stage in chain.stages)
+    stages = merge_epilogues(block_stage(chain, stage, regions, memory) for stage in chain.stages)
+    return stages if threads > 1 else _with_slides(stages, cuts)
+
+
+def _with_slides(stages: tuple[BlockStage, ...], cuts: tuple[Cut, ...]) -> tuple[BlockStage, ...]:
+    """Return *stages* where those slide of which blocks of one cut have elements in common."""
+    if len(cuts) != 1 or cuts[0].periods % cuts[0].size:
+        return stages
+    return tuple(replace(stage, slide=_find_slide(stage, cuts[0])) for stage in stages)
+
+
+def _find_slide(stage: BlockStage, cut: Cut) -> Slide | None:
+    if stage.memory == RESULT_MEMORY:
+        return None
+    outer = next((x for x in stage.traversals if x.extent > 1), None)
+    match tuple(stage.origin.items()):
+        case ((x, index),) if x == outer and (index - cut.at * index.coefficient(cut.at)).terms == ():
+            step = index.coefficient(cut.at) * cut.size
+            return Slide(x, step) if 0 < step < x.extent else None
+    return None
+
+
+def merge_epilogues(stages: Iterable[BlockStage]) -> tuple[BlockStage, ...]:
+    """Merge each sum of products with its only reader, if that reads every element where it is written."""
+    merged: list[BlockStage] = []
+    stages = tuple(stages)
+    reads = [{tensor_name(a.source) for a in stage.reads} for stage in stages]
+    for stage, names in zip(stages, reads, strict=True):
+        alone = (s for s in merged if s.memory in names and sum(s.memory in other for other in reads) == 1)
+        pairs = ((source, both) for source in alone if (both := _with_epilogue(source, stage)) is not None)
+        source, both = next(pairs, (None, stage))
+        merged = [*(s for s in merged if s is not source), both]
+    return tuple(merged)
+
+
+def _with_epilogue(source: BlockStage, reader: BlockStage) -> BlockStage | None:
+    """Return *reader* as the epilogue of *source*, or None if it does not read each element of it once, in order."""
+    ours, theirs = (tuple(x for x in each.traversals if x.extent > 1) for each in (source, reader))
+    own = tuple(x.extent for x in ours) == tuple(x.extent for x in theirs)
+    tensors_only = not any(isinstance(a.source, Table) for b in (source, reader) for a in accesses(b.body))
+    if not (own and tensors_only and source.sums and len(factors(source.body)) == 2) or reader.sums or source.border:
+        return None
+    pairs = tuple(zip(ours, theirs, strict=True))
+    to: dict[Iterator, IndexLike] = {x: y + (x.lo - y.lo) for x, y in pairs}
+    to |= {x: x.lo for x in source.traversals if x.extent == 1}
+    guards = {y: bound for x, y in pairs if (bound := source.guards.get(x)) is not None}
+    implied = source.guards.keys() <= to.keys() - {x for x in source.traversals if x.extent == 1} and all(
+        _implies(reader.guards.get(y), bound, to) for y, bound in guards.items()
+    )
+    # The sums have names of their own, which no traversal of the reader has.
+    sums = tuple(Iterator(f"{y.name}#sum", y.lo, y.hi) for y in source.sums)
+    to |= dict(zip(source.sums, sums, strict=True))
+    moved = source.over(reader.traversals, to)
+    at = {a.index[0] for a in reader.reads if tensor_name(a.source) == source.memory}
+    if not implied or at != {moved.place}:
+        return None
+    made = STAGE_SUM if moved.epilogue is None else moved.epilogue
+    epilogue = map_accesses(reader.body, lambda a: made if tensor_name(a.source) == source.memory else a)
+    return replace(reader, sums=sums, body=moved.body, epilogue=epilogue)
+
+
+def _implies(inner: Bound | None, outer: Bound, to: Mapping[Iterator, IndexLike]) -> bool:
+    """Whether *inner* holds only where *outer*, of the iterators that *to* replaces, does."""
+    if inner is None:
+        return False
+    apart = outer.index.substitute(lambda x: to.get(x, x)) - inner.index
+    return not apart.terms and inner.lo + apart.const >= outer.lo and inner.hi + apart.const <= outer.hi
 
 
 def block_stage(
@@ -90,7 +190,10 @@ def block_stage(
     scope, region = stage.scope, regions[stage.name]
     last = stage is chain.result
     own, guards, border = _block_loops(chain, stage, region)
-    to = {x: origin + y for x, origin, y in zip(scope.traversals, region.origin, own, strict=True)}
+    at = [as_index(y) if y.extent > 1 else as_index(y.lo) for y in own]
+    to = {x: origin + y for x, origin, y in zip(scope.traversals, region.origin, at, strict=True)}
+    sums = tuple(y for y in scope.summations if y.extent > 1) or scope.summations
+    fixed: dict[Iterator, IndexLike] = {y: y.lo for y in scope.summations if y not in sums}
 
     def flat(access: Access) -> Access:
         match access.source:
@@ -103,13 +206,17 @@ def block_stage(
                 return _flat_access(memory(t), access.index, tuple(as_index(lo) for lo, _ in t.box), t.shape)
         raise TypeError(f"{access!r} reads a scope")
 
-    body = map_accesses(substitute(scope.body, to), flat)
+    body = map_accesses(substitute(scope.body, {**to, **fixed}), flat)
     if last:
-        name, at, shape = RESULT_MEMORY, tuple(to[x] - x.lo for x in scope.traversals), scope.shape
+        name, shape = RESULT_MEMORY, scope.shape
+        place = flat_index(tuple(to[x] - x.lo for x in scope.traversals), shape)
     else:
-        name, at, shape = stage.name, tuple(map(as_index, own)), region.extent
-    place = flat_index(at, shape)
-    return BlockStage(name, tuple(own), scope.summations, body, place, prod(shape), scope.value, guards, tuple(border))
+        name, shape = stage.name, region.extent
+        place = flat_index(tuple(at), shape)
+    moving = {y: origin for y, origin in zip(own, region.origin, strict=True) if origin.terms}
+    return BlockStage(
+        name, tuple(own), sums, body, place, prod(shape), scope.value, guards, tuple(border), None, moving
+    )
 
 
 def _block_loops(
@@ -157,8 +264,9 @@ def collapse_loops(stage: BlockStage) -> BlockStage:
     n = 0
     while n + 1 < len(stage.traversals):
         outer, inner = stage.traversals[n : n + 2]
-        places = (stage.place, *(i for a in accesses(stage.body) for i in a.index))
-        plain = {outer, inner}.isdisjoint(stage.guards) and not (outer.lo or inner.lo) and not stage.border
+        parts = (stage.body, *(() if stage.epilogue is None else (stage.epilogue,)))
+        places = (stage.place, *(i for part in parts for a in accesses(part) for i in a.index))
+        plain = stage.single.isdisjoint((outer, inner)) and not (outer.lo or inner.lo) and not stage.border
         if plain and all(_is_consecutive(i, outer, inner) for i in places):
             both = Iterator(f"{outer.name}.{inner.name}", 0, outer.extent * inner.extent)
             to = {outer: both // inner.extent, inner: both % inner.extent}
@@ -197,7 +305,8 @@ class StageProduct:
 def match_product(stage: BlockStage, lanes: int) -> StageProduct | None:
     """Return *stage* as a product vectorised along its last traversal, or None."""
     parts = factors(stage.body)
-    if len(parts) != 2 or not stage.sums or stage.guards or stage.last.extent % lanes or stage.last.lo:
+    last = stage.last
+    if len(parts) != 2 or not stage.sums or last in stage.guards or not _fits_vectors(last, lanes):
         return None
     for left, right in (parts, parts[::-1]):
         if _is_tensor_read(left) and _is_tensor_read(right):
@@ -207,13 +316,36 @@ def match_product(stage: BlockStage, lanes: int) -> StageProduct | None:
                 continue
             if not _is_vector_aligned(stage.place, stage.last, lanes):
                 continue
-            rows = tuple(x for x in stage.traversals if x not in other and x.extent > 1)
-            if any(x.lo for x in rows):
-                continue
+            rows = tuple(x for x in stage.traversals if x not in other and x not in stage.single and x.extent > 1)
             columns = tuple(x for x in stage.traversals if x not in mine and x in other)
             batch = tuple(x for x in stage.traversals if x not in rows and x not in columns)
             return StageProduct(left, right, batch, rows, columns)
     return None
+
+
+MAX_UNEVEN_VECTORS = 4
+"""Vectors of a row of a product whose last one is narrower, at most: a row is not cut then."""
+
+
+def _fits_vectors(last: Iterator, lanes: int) -> bool:
+    """Whether *last* is whole vectors, or a few of them and half a one."""
+    whole, rest = divmod(last.extent, lanes)
+    return not last.lo and (not rest or (0 < whole < MAX_UNEVEN_VECTORS and rest == lanes // 2))
+
+
+def is_vector_sum(stage: BlockStage, lanes: int) -> bool:
+    """Whether *stage* sums few products of vectors along its last traversal, whose neighbours are neighbours."""
+    parts = factors(stage.body)
+    if len(parts) != 2 or not 1 < sum_length(stage) <= MAX_UNROLLED_TERMS or stage.last in stage.guards:
+        return False
+    return all(
+        isinstance(a, Access) and _is_tensor_read(a) and _is_vector_aligned(a.index[0], stage.last, lanes)
+        for a in parts
+    )
+
+
+MAX_UNROLLED_TERMS = 64
+"""Terms of a sum that are unrolled, at most."""
 
 
 def _is_tensor_read(factor: Scalar) -> bool:
@@ -221,23 +353,25 @@ def _is_tensor_read(factor: Scalar) -> bool:
 
 
 def _is_vector_aligned(index: Index, x: Iterator, lanes: int) -> bool:
-    """True if aligned groups of *lanes* neighbours along *x* are neighbours at *index*."""
+    """True if aligned groups of *lanes* neighbours along *x* are neighbours at *index*; of uneven ones, if all are."""
+    if x.extent % lanes:
+        return index.coefficient(x) == 1 and x not in (index - x).iterators
     chunk, lane = Iterator("@chunk", 0, x.extent // lanes), Iterator("@lane", 0, lanes)
     at = index.substitute(lambda y: as_index(chunk) * lanes + lane if y == x else y)
     return at.coefficient(lane) == 1 and lane not in (at - lane).iterators
 
 
-def choose_vector_tile(rows: int, vectors: int, depth: int, machine: Machine) -> VectorTile:
-    """Return the tile of fewest cycles for so many rows and vectors, summed over *depth*.
+def choose_vector_tile(rows: int, vectors: int, depth: int, machine: Machine, rest: int = 0) -> VectorTile:
+    """Return the tile of fewest cycles for so many rows and vectors (and *rest* columns), summed over *depth*.
 
     Ties prefer a tile that divides the rows, has more sums, and loads less.
     """
     fitting = (
-        VectorTile(r, v, machine.lanes)
-        for v in range(1, 5)
+        VectorTile(r, v, machine.lanes, rest)
+        for v in ((vectors,) if rest else range(1, 5))
         if vectors % v == 0
         for r in range(1, min(rows, machine.registers) + 1)
-        if r * v + v + 1 <= machine.registers
+        if (r + 1) * (v + bool(rest)) + 1 <= machine.registers
     )
 
     def key(tile: VectorTile) -> tuple[float, bool, int, int]:
@@ -254,7 +388,8 @@ def choose_vector_tile(rows: int, vectors: int, depth: int, machine: Machine) ->
 
 def product_tile(stage: BlockStage, product: StageProduct, machine: Machine) -> VectorTile:
     """Return the tile in which *product*, which *stage* is, is computed."""
-    return choose_vector_tile(product.count, stage.last.extent // machine.lanes, sum_length(stage), machine)
+    whole, rest = divmod(stage.last.extent, machine.lanes)
+    return choose_vector_tile(product.count, whole, sum_length(stage), machine, rest)
 
 
 def product_cycles(tile: VectorTile, rows: int, vectors: int, depth: int, machine: Machine) -> float:
@@ -266,7 +401,8 @@ def product_cycles(tile: VectorTile, rows: int, vectors: int, depth: int, machin
     columns = line / machine.l2_bytes if depth * line > machine.l1 // 2 else 0
 
     def one(r: int) -> float:
-        work, loads = r * tile.vectors / machine.fma_per_cycle, (r + tile.vectors) / machine.loads_per_cycle
+        own = len(tile.columns)
+        work, loads = r * own / machine.fma_per_cycle, (r + own) / machine.loads_per_cycle
         return max(work, LOAD_COST * loads, LOAD_COST * columns, machine.latency) if r else 0
 
     return vectors / tile.vectors * (rows // tile.rows * one(tile.rows) + one(rows % tile.rows))
@@ -378,9 +514,14 @@ def tileable_chain(scope: Scope, machine: Machine) -> Chain | None:
         return None
     if len(found.stages) == 1 or not any(s.product for s in found.stages):
         return None
-    stages = zip(found.stages, block_stages(found, (), lambda tensor: tensor.name), strict=True)
-    runs = (at.traversals and (not s.product or match_product(at, machine.lanes)) for s, at in stages)
+    regions = found.regions(())
+    stages = [(s, block_stage(found, s, regions, lambda tensor: tensor.name)) for s in found.stages]
+    runs = (at.traversals and (not s.product or _is_vectorised(at, machine)) for s, at in stages)
     return found if all(runs) else None  # a stage of rank 0 has no traversal for vectors to run along
+
+
+def _is_vectorised(stage: BlockStage, machine: Machine) -> bool:
+    return match_product(stage, machine.lanes) is not None or is_vector_sum(stage, machine.lanes)
 
 
 @lru_cache(256)
@@ -390,7 +531,20 @@ def choose_parts(chain: Chain, threads: int, machine: Machine) -> tuple[ChainPar
     if threads > 1:
         ways += split_chain(chain)
     found = [tuple(replace(p, cuts=choose_cuts(p.chain, threads, machine)) for p in way) for way in ways]
-    return min(found, key=lambda way: sum(_chain_cycles(p.chain, p.cuts, threads, machine) for p in way))
+
+    def cycles(way: tuple[ChainPart, ...]) -> float:
+        between = sum(_displaced_cycles(p.size, machine) for p in way[:-1])
+        return between + sum(_chain_cycles(p.chain, p.cuts, threads, machine) for p in way)
+
+    return min(found, key=cycles)
+
+
+def _displaced_cycles(elements: int, machine: Machine) -> float:
+    """Return the cycles to fetch memory of so many *elements*, which the rest of a model has displaced from caches.
+
+    What fits the first-level cache counts nothing.
+    """
+    return max(0, 4 * elements - machine.l1) / (machine.l2_bytes / L3_SLOWDOWN)
 
 
 @lru_cache(256)
@@ -404,13 +558,14 @@ def choose_cuts(chain: Chain, threads: int, machine: Machine) -> tuple[Cut, ...]
     columns = (c for cut in own if threads > 1 and cut not in fit for c in _column_cuts(chain, cut, threads, machine))
     found = (c for first in ((), *columns) for c in _candidate_cuts(chain, first, fit, threads))
     return min(
-        found, key=lambda cuts: (_chain_cycles(chain, cuts, threads, machine), -_tile_sums(chain, cuts, machine))
+        found,
+        key=lambda cuts: (_chain_cycles(chain, cuts, threads, machine), -_tile_sums(chain, cuts, threads, machine)),
     )
 
 
-def _tile_sums(chain: Chain, cuts: tuple[Cut, ...], machine: Machine) -> int:
+def _tile_sums(chain: Chain, cuts: tuple[Cut, ...], threads: int, machine: Machine) -> int:
     """Return the number of sums in the tiles of products: at equal cost, wide tiles read longer runs of memory."""
-    stages = block_stages(chain, cuts, lambda tensor: tensor.name)
+    stages = block_stages(chain, cuts, lambda tensor: tensor.name, threads)
     found = ((s, product) for s in stages if (product := match_product(s, machine.lanes)) is not None)
     return sum(tile.rows * tile.vectors for tile in (product_tile(*each, machine) for each in found))
 
@@ -431,7 +586,7 @@ def _keeps_vectors(chain: Chain, cuts: tuple[Cut, ...], machine: Machine) -> boo
     """True if every product stays a vector product for a block of *cuts*."""
     regions = chain.regions(cuts)
     at = (block_stage(chain, s, regions, lambda tensor: tensor.name) for s in chain.stages if s.product)
-    return all(match_product(stage, machine.lanes) for stage in at)
+    return all(_is_vectorised(stage, machine) for stage in at)
 
 
 def _candidate_cuts(
@@ -439,7 +594,7 @@ def _candidate_cuts(
 ) -> Iterable[tuple[Cut, ...]]:
     """Yield *first*, followed by cuts of the traversals that *own* cuts, in their order."""
     yield first
-    whole = _computed_points(chain, ())
+    whole = _computed_points(chain, (), threads)
     outer = first
     for cut in own:
         x = cut.traversal
@@ -447,7 +602,7 @@ def _candidate_cuts(
             continue  # vectors would lie across the result's border
         # What blocks of one period do again, larger ones may not; one thread has no use for these.
         least = (*outer, cut)
-        often = _computed_points(chain, least) > MAX_REPEATED_WORK * whole
+        often = _computed_points(chain, least, threads) > MAX_REPEATED_WORK * whole
         if often and threads == 1:
             continue
         for size in _block_periods(cut.periods, threads):
@@ -455,7 +610,7 @@ def _candidate_cuts(
             shapes = ((cut.period, size), (cut.period * size, 1))
             for period, count in shapes if often and cut.periods % size == 0 else shapes[:1]:
                 cuts = (*outer, chain.make_cut(x, period, count))
-                if not often or _computed_points(chain, cuts) <= MAX_REPEATED_WORK * whole:
+                if not often or _computed_points(chain, cuts, threads) <= MAX_REPEATED_WORK * whole:
                     yield cuts
                     break
         outer = outer if often else least
@@ -467,20 +622,30 @@ def _block_periods(periods: int, threads: int) -> Iterable[int]:
     return sorted(n for n in sizes if n < periods)
 
 
-def _computed_points(chain: Chain, cuts: tuple[Cut, ...]) -> int:
-    regions = chain.regions(cuts)
-    return prod(c.blocks for c in cuts) * sum(regions[s.name].points for s in chain.stages)
+def _computed_points(chain: Chain, cuts: tuple[Cut, ...], threads: int) -> int:
+    """Return the elements of all stages that all blocks of *cuts* compute."""
+    stages = block_stages(chain, cuts, lambda tensor: tensor.name, threads)
+    return prod(c.blocks for c in cuts) * sum(map(_points, stages))
+
+
+def _points(stage: BlockStage) -> int:
+    """Return the elements of *stage* that a block computes, which are not all it holds if it slides."""
+    points = prod(x.extent for x in stage.traversals)
+    return points if stage.slide is None else points // stage.slide.traversal.extent * stage.slide.step
 
 
 def _chain_cycles(chain: Chain, cuts: tuple[Cut, ...], threads: int, machine: Machine) -> float:
-    stages = tuple(map(collapse_loops, block_stages(chain, cuts, lambda tensor: tensor.name)))
+    stages = tuple(map(collapse_loops, block_stages(chain, cuts, lambda tensor: tensor.name, threads)))
     blocks = prod(c.blocks for c in cuts)
     rounds = -(-blocks // threads)
     sizes = {s.memory: 4 * s.size for s in stages[:-1]}
     total, before = WAKE_CYCLES if threads > 1 and blocks > 1 else 0.0, 0
+    total += _displaced_cycles(sum(s.size for s in stages[:-1]), machine)
     for stage in stages:
         made = sizes.get(stage.memory, 0)
         total += _stage_cycles(stage, rounds, machine)
+        if stage.slide is not None:
+            total += rounds * 2 * made / stage.slide.traversal.extent * stage.slide.kept / (machine.l2_bytes / 2)
         if made + before > CACHE_SHARE * machine.l2:
             total += rounds * 2 * made / (machine.l2_bytes / 2)
         before = made
@@ -490,9 +655,10 @@ def _chain_cycles(chain: Chain, cuts: tuple[Cut, ...], threads: int, machine: Ma
 def _stage_cycles(stage: BlockStage, rounds: int, machine: Machine) -> float:
     """Return the cycles of a stage for so many blocks: a product's tiles and loads, or the stage's vectors."""
     found = match_product(stage, machine.lanes)
-    points = prod(x.extent for x in stage.traversals)
+    points = _points(stage)
     if found is None:
-        return rounds * points / machine.lanes * 2
+        terms = sum_length(stage) if is_vector_sum(stage, machine.lanes) else 0
+        return rounds * points / machine.lanes * max(2, terms)
     vectors, depth = stage.last.extent // machine.lanes, sum_length(stage)
     tile = product_tile(stage, found, machine)
     again = depth * points // (found.count * stage.last.extent)

@@ -17,18 +17,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from math import prod
 
 from einnet_explore.analysis.indices import substitute
 from einnet_explore.codegen.fused_tiling.block_sizes import (
+    MAX_UNROLLED_TERMS,
     RESULT_MEMORY,
+    STAGE_SUM,
     BlockStage,
     ChainPart,
+    Slide,
     StageProduct,
     block_stages,
     collapse_loops,
     exceeds_cache,
+    is_vector_sum,
     match_product,
     product_tile,
 )
@@ -58,6 +63,7 @@ from einnet_explore.ir import (
     Compare,
     Const,
     Index,
+    IndexLike,
     Iterator,
     Remainder,
     Scalar,
@@ -67,6 +73,7 @@ from einnet_explore.ir import (
     accesses,
     add,
     as_index,
+    factors,
     map_accesses,
 )
 from einnet_explore.support.lazy_modules import LazyModule
@@ -81,6 +88,8 @@ class BlockWriter:
     memory: Mapping[str, TvmObject]
     machine: Machine
     block: Environment
+    is_first: TvmObject | None = None
+    """Whether the block is the first one."""
 
     def at(self, index: Index, env: Environment) -> TvmObject:
         """Return *index* for iterators of the values *env* or of the block's coordinates."""
@@ -104,18 +113,35 @@ class BlockWriter:
 
         return tvm_expression(map_accesses(body, load_access), {**self.block, **env}, element)
 
+    def stored(self, stage: BlockStage, total: Scalar, env: Environment) -> TvmObject:
+        """Return what *stage* stores for the sum *total*."""
+        if stage.epilogue is None:
+            return self.value(total, env)
+        return self.value(stage.epilogue, env, {STAGE_SUM: self.value(total, env)})
+
     def holds(self, guard: Bound, env: Environment) -> TvmObject:
         """Return the condition that *guard* admits its loop's value."""
         at = self.at(guard.index, env)
         return tirx.all(at >= guard.lo, at < guard.hi)
 
     def loops(
-        self, over: Iterable[Iterator], guards: Mapping[Iterator, Bound], inside: ExitStack
+        self,
+        over: Iterable[Iterator],
+        guards: Mapping[Iterator, Bound],
+        inside: ExitStack,
+        slide: Slide | None = None,
     ) -> dict[Iterator, TvmObject]:
-        """Enter loops over *over* into *inside*, each with the condition of its guard."""
+        """Enter loops over *over* into *inside*, each with the condition of its guard.
+
+        The loop along *slide* leaves out what the block before has computed.
+        """
         env: dict[Iterator, TvmObject] = {}
         for x in over:
-            if x.extent == 1:
+            if slide is not None and x == slide.traversal:
+                kept = tirx.Select(self.is_first, tirx.const(0, "int32"), tirx.const(slide.kept, "int32"))
+                start = T.bind(kept)
+                env[x] = inside.enter_context(T.serial(x.extent - start)) + start
+            elif x.extent == 1:
                 env[x] = tirx.const(x.lo, "int32")
             else:
                 count = inside.enter_context(T.serial(x.extent))
@@ -239,7 +265,11 @@ def write_product(writer: BlockWriter, stage: BlockStage, product: StageProduct)
     ahead = -(-tile.vectors // max(1, whole)) if exceeds_cache(stage, product, writer.machine) else 0
     with ExitStack() as inside:
         write = _ProductTiles(
-            writer, stage, product, writer.loops((*product.batch, *others, across), {}, inside), across
+            writer,
+            stage,
+            product,
+            writer.loops((*product.batch, *others, across), stage.guards, inside, stage.slide),
+            across,
         ).write
         if whole:
             with T.serial(whole) as down:
@@ -247,7 +277,7 @@ def write_product(writer: BlockWriter, stage: BlockStage, product: StageProduct)
                 write(tile, down * tile.rows, asked)
         if rest:
             asked = [] if whole else [v * lanes for v in range(ahead)]
-            write(VectorTile(rest, tile.vectors, lanes), whole * tile.rows, asked)
+            write(replace(tile, rows=rest), whole * tile.rows, asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,9 +298,13 @@ class _ProductTiles:
         a, b = (writer.memory[tensor_name(access.source)] for access in (left, right))
 
         def at(index: Index, row: int, x: int, env: dict[Iterator, TvmObject]) -> TvmObject:
+            return writer.at(index.substitute(lambda y: place(row, x).get(y, y)), {**here, **env})
+
+        @lru_cache(None)
+        def place(row: int, x: int) -> Mapping[Iterator, IndexLike]:
             to = mixed_radix_split(self.product.rows, begin + row)
-            to[self.stage.last] = as_index(self.across) * tile.width + x
-            return writer.at(index.substitute(lambda y: to.get(y, y)), {**here, **env})
+            moved = {y: value + y.lo for y, value in to.items()}
+            return {**moved, self.stage.last: as_index(self.across) * tile.width + x}
 
         def loop(body: Callable[[TvmObject], None]) -> None:
             with ExitStack() as inside:
@@ -280,21 +314,91 @@ class _ProductTiles:
                     T.evaluate(prefetch_line(b, following + more))
                 body(None)
 
+        widths = dict(tile.columns)
         totals = multiply_tile(
             tile,
             loop,
             lambda row, _: a[at(left.index[0], row, 0, sums)],
-            lambda _, x: load_vector(b, at(right.index[0], 0, x, sums), tile.lanes),
+            lambda _, x: load_vector(b, at(right.index[0], 0, x, sums), widths[x]),
         )
         memory = writer.memory[self.stage.memory]
-        store_tile(tile, totals, memory, lambda row, x: at(self.stage.place, row, x, {}))
+        epilogue = self.stage.epilogue
+        if epilogue is None:
+            store_tile(tile, totals, memory, lambda row, x: at(self.stage.place, row, x, {}))
+            return
+        for row, total in enumerate(totals):
+            for x, lanes in tile.columns:
+                to, lane_of = place(row, x), lane_iterator(lanes)
+                moved = substitute(epilogue, {**to, self.stage.last: to[self.stage.last] + lane_of})
+                with T.vectorized(lanes) as lane:
+                    value = writer.value(moved, {**here, lane_of: lane}, {STAGE_SUM: total[x + lane]})
+                    T.buffer_store(memory, value, [at(self.stage.place, row, x, {}) + lane])
+
+
+NEIGHBOURS = range(8, 3, -1)
+"""Neighbours whose sums are computed together, since they have operands in common; the first that divides is taken."""
+
+
+def write_vector_sums(writer: BlockWriter, stage: BlockStage) -> None:
+    """Write sums of products of vectors: each sum is unrolled, for neighbours along a traversal before the last.
+
+    Vectors that several of them read are loaded once.  Chunks of the last traversal are innermost, as in memory.
+    """
+    sides = [x for x in stage.traversals[:-1] if x.extent > 1 and x not in stage.single]
+    across = sides[-1] if sides else Iterator("@alone", 0, 1)
+    outer = tuple(x for x in stage.traversals[:-1] if x != across)
+    count = next((n for n in NEIGHBOURS if across.extent % n == 0), min(NEIGHBOURS[0], across.extent))
+    whole, rest = divmod(across.extent, count)
+    with ExitStack() as inside:
+        env = writer.loops(outer, stage.guards, inside, stage.slide)
+        for begin, groups, size in ((0, whole, count), (whole * count, min(rest, 1), rest)):
+            group = Iterator("@group", 0, groups)
+            for first, chunks, width in _vector_chunks(stage.last, writer.machine.lanes) if groups else ():
+                chunk = Iterator("@chunk", 0, chunks)
+                start = as_index(chunk) * width + (stage.last.lo + first)
+                places = [as_index(group) * count + (across.lo + begin + n) for n in range(size)]
+                with ExitStack() as loops:
+                    here = {**env, **writer.loops((group, chunk), {}, loops)}
+                    _write_neighbours(writer, stage, [{across: at, stage.last: start} for at in places], here, width)
+
+
+def _write_neighbours(
+    writer: BlockWriter, stage: BlockStage, places: Sequence[Mapping[Iterator, Index]], env: Environment, width: int
+) -> None:
+    """Write a vector of *width* elements of *stage* at each of *places*."""
+    vectors: dict[tuple[str, Index], TvmObject] = {}
+
+    def load(factor: Scalar, to: Mapping[Iterator, Index]) -> TvmObject:
+        assert isinstance(factor, Access)
+        name, at = tensor_name(factor.source), factor.index[0].substitute(lambda x: to.get(x, x))
+        if (name, at) not in vectors:
+            vectors[name, at] = T.bind(load_vector(writer.memory[name], writer.at(at, env), width))
+        return vectors[name, at]
+
+    totals: list[TvmObject] = []
+    for values in product(*(range(y.lo, y.hi) for y in stage.sums)):
+        term = {y: as_index(n) for y, n in zip(stage.sums, values, strict=True)}
+        for n, place in enumerate(places):
+            left, right = (load(factor, {**term, **place}) for factor in factors(stage.body))
+            if n == len(totals):
+                totals.append(T.alloc_buffer((width,)))
+                store_vector(totals[n], left * right, 0, width)
+            else:
+                store_vector(totals[n], load_vector(totals[n], 0, width) + left * right, 0, width)
+    lane_of = lane_iterator(width)
+    for total, place in zip(totals, places, strict=True):
+        moved = {**place, stage.last: place[stage.last] + lane_of}
+        at = stage.place.substitute(lambda x, to=moved: to.get(x, x))  # type: ignore[misc]
+        with T.vectorized(width) as lane:
+            here = {**env, lane_of: lane}
+            value = total[lane]
+            if stage.epilogue is not None:
+                value = writer.value(substitute(stage.epilogue, moved), here, {STAGE_SUM: value})
+            T.buffer_store(writer.memory[stage.memory], value, [writer.at(at, here)])
 
 
 MAX_CASES = 64
 """Cases of a vector that are unrolled, at most."""
-
-MAX_UNROLLED_TERMS = 64
-"""Terms of a sum that are unrolled, at most."""
 
 
 def split_cases(stage: BlockStage) -> tuple[BlockStage, tuple[Iterator, ...]]:
@@ -382,16 +486,22 @@ def chain_function(parts: Sequence[ChainPart], inputs: Mapping[str, int], thread
 def _write_part(part: ChainPart, memory: Mapping[str, TvmObject], threads: int, machine: Machine) -> None:
     """Write all blocks of *part*, which computes the result in *memory*."""
     cuts, blocks = part.cuts, part.blocks
-    stages = tuple(map(collapse_loops, block_stages(part.chain, cuts, lambda tensor: tensor.name)))
-    with T.parallel(blocks) if threads > 1 and blocks > 1 else T.serial(blocks) as number:
+    stages = tuple(map(collapse_loops, block_stages(part.chain, cuts, lambda tensor: tensor.name, threads)))
+    shared = threads > 1 and blocks > 1
+
+    def allocate() -> dict[str, TvmObject]:
+        return {s.memory: T.alloc_buffer((s.size + machine.lanes,)) for s in stages if s.memory != RESULT_MEMORY}
+
+    kept = {} if shared else allocate()  # what slides stays from block to block
+    with T.parallel(blocks) if shared else T.serial(blocks) as number:
         block: dict[Iterator, TvmObject] = {}
         for n, cut in enumerate(cuts):
             # The number counts the blocks of the last cut first.
             turn = number // prod(c.blocks for c in cuts[n + 1 :]) % cut.blocks * cut.size
             whole = cut.periods % cut.size == 0
             block[cut.at] = T.bind(turn if whole else tirx.min(turn, cut.periods - cut.size))
-        own = {s.memory: T.alloc_buffer((s.size + machine.lanes,)) for s in stages if s.memory != RESULT_MEMORY}
-        writer = BlockWriter({**memory, **own}, machine, block)
+        own = allocate() if shared else kept
+        writer = BlockWriter({**memory, **own}, machine, block, number == 0)
         for stage in stages:
             _write_stage(writer, stage)
 
@@ -401,6 +511,8 @@ def _write_stage(writer: BlockWriter, stage: BlockStage) -> None:
         _write_padding(writer, stage)
     if (product_ := match_product(stage, writer.machine.lanes)) is not None:
         write_product(writer, stage, product_)
+    elif is_vector_sum(stage, writer.machine.lanes):
+        write_vector_sums(writer, stage)
     elif (turn := match_transpose(stage, writer.machine.lanes)) is not None:
         write_transposed(writer, stage, turn)
     else:
@@ -408,14 +520,50 @@ def _write_stage(writer: BlockWriter, stage: BlockStage) -> None:
 
 
 def _write_padding(writer: BlockWriter, stage: BlockStage) -> None:
-    """Fill the border around the stage's box, and the whole box if a guard excludes some of it."""
+    """Fill the border around the stage's box, and the whole box if a guard excludes some of it.
+
+    A stage that slides moves the elements that it keeps, and fills those that its guard excludes.
+    """
+    if stage.slide is not None:
+        _move_kept(writer, stage, stage.slide)
     for box in stage.border:
         place = stage.over(box, dict(zip(stage.traversals, box, strict=True))).place
         writer.fill(stage.memory, box, place, stage.value)
+    if stage.slide is not None:
+        x = stage.slide.traversal
+        with ExitStack() as inside:
+            env = writer.loops((x,), {}, inside, stage.slide)
+            if x in stage.guards:
+                inside.enter_context(T.If(tirx.Not(writer.holds(stage.guards[x], env))))
+                inside.enter_context(T.Then())
+                length = stage.size // x.extent
+                fill_buffer_from(writer, stage, env[x] * length, length)
+        return
     for x, guard in stage.guards.items():
         ends = ({x: tirx.const(n, "int32")} for n in (0, x.extent - 1))
         with T.If(tirx.any(*(tirx.Not(writer.holds(guard, end)) for end in ends))), T.Then():
             writer.fill(stage.memory, stage.traversals, stage.place, stage.value)
+
+
+def fill_buffer_from(writer: BlockWriter, stage: BlockStage, start: TvmObject, length: int) -> None:
+    """Store the padding value of *stage* into *length* elements of its memory from *start* on."""
+    element = Iterator("@element", 0, length)
+    begin = Iterator("@begin", 0, stage.size)
+    inner = replace(writer, block={**writer.block, begin: start})
+    inner.fill(stage.memory, (element,), as_index(begin) + element, stage.value)
+
+
+def _move_kept(writer: BlockWriter, stage: BlockStage, slide: Slide) -> None:
+    """Move the elements that the block before has computed to where this block reads them."""
+    length = stage.size // slide.traversal.extent
+    memory, lanes = writer.memory[stage.memory], writer.machine.lanes
+    whole, rest = divmod(slide.kept * length, lanes)
+    with T.If(tirx.Not(writer.is_first)), T.Then():
+        for first, count, width in ((0, whole, lanes), (whole * lanes, rest, 1)):
+            if count:
+                with T.serial(count) as n, T.vectorized(width) as lane:
+                    at = n * width + first + lane
+                    T.buffer_store(memory, memory[at + slide.step * length], [at])
 
 
 def _write_vectors(writer: BlockWriter, stage: BlockStage) -> None:
@@ -469,7 +617,7 @@ def _write_vector(
     if body is not None:
         with T.vectorized(width) as lane:
             here = {**env, lane_iterator(width): lane}
-            T.buffer_store(memory, writer.value(body, here), [writer.at(stage.place, here)])
+            T.buffer_store(memory, writer.stored(stage, body, here), [writer.at(stage.place, here)])
         return
     total = T.alloc_buffer((width,))
     with T.vectorized(width) as lane:
@@ -480,4 +628,6 @@ def _write_vector(
             here = {**env, **sums, lane_iterator(width): lane}
             T.buffer_store(total, total[lane] + writer.value(stage.body, here), [lane])
     with T.vectorized(width) as lane:
-        T.buffer_store(memory, total[lane], [writer.at(stage.place, {**env, lane_iterator(width): lane})])
+        here = {**env, lane_iterator(width): lane}
+        summed = total[lane] if stage.epilogue is None else writer.value(stage.epilogue, here, {STAGE_SUM: total[lane]})
+        T.buffer_store(memory, summed, [writer.at(stage.place, here)])

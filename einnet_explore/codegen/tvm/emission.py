@@ -369,16 +369,23 @@ SUM_REGISTERS = 16
 
 @dataclass(frozen=True, slots=True)
 class VectorTile:
-    """*rows* rows of *vectors* vectors of *lanes* elements."""
+    """*rows* rows of *vectors* vectors of *lanes* elements, and of a narrower one of *rest* elements."""
 
     rows: int
     vectors: int
     lanes: int
+    rest: int = 0
 
     @property
     def width(self) -> int:
         """Columns."""
-        return self.vectors * self.lanes
+        return self.vectors * self.lanes + self.rest
+
+    @property
+    def columns(self) -> tuple[tuple[int, int], ...]:
+        """The first column and the elements of each vector of a row."""
+        whole = tuple((v * self.lanes, self.lanes) for v in range(self.vectors))
+        return (*whole, *(((self.width - self.rest, self.rest),) if self.rest else ()))
 
 
 def vector_tile(columns: int, lanes: int) -> VectorTile:
@@ -417,18 +424,18 @@ def multiply_tile(
     ``loop(body)`` runs body(k); *left* (row, k) is a scalar, *right* (k, column) a vector.  Sums start at 0, or at the
     vectors *begin* (row, column).
     """
-    zero = tirx.Broadcast(tirx.const(0.0, "float32"), tile.lanes)
     sums = [T.alloc_buffer((tile.width,), "float32") for _ in range(tile.rows)]
-    starts = [v * tile.lanes for v in range(tile.vectors)]
     for row, total in enumerate(sums):
-        for start in starts:
-            store_vector(total, zero if begin is None else begin(row, start), start, tile.lanes)
+        for start, lanes in tile.columns:
+            zero = tirx.Broadcast(tirx.const(0.0, "float32"), lanes)
+            store_vector(total, zero if begin is None else begin(row, start), start, lanes)
 
     def step(k: TvmObject) -> None:
         for row, total in enumerate(sums):
-            factor = tirx.Broadcast(left(row, k), tile.lanes)
-            for start in starts:
-                store_vector(total, load_vector(total, start, tile.lanes) + factor * right(k, start), start, tile.lanes)
+            factor = left(row, k)
+            for start, lanes in tile.columns:
+                added = load_vector(total, start, lanes) + tirx.Broadcast(factor, lanes) * right(k, start)
+                store_vector(total, added, start, lanes)
 
     loop(step)
     return sums
@@ -449,8 +456,8 @@ def store_tile(
 ) -> None:
     """Store the sums of *tile* into *buffer*, a vector at a time, at *place* (row, column)."""
     for row, total in enumerate(sums):
-        for x in range(0, tile.width, tile.lanes):
-            store_vector(buffer, load_vector(total, x, tile.lanes), place(row, x), tile.lanes)
+        for x, lanes in tile.columns:
+            store_vector(buffer, load_vector(total, x, lanes), place(row, x), lanes)
 
 
 def fill_buffer(buffer: TvmObject, value: float, extent: TvmObject, lanes: int, start: TvmObject | None = None) -> None:

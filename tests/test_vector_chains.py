@@ -1,0 +1,266 @@
+"""Chains across depthwise convolutions: layouts of vectors, sliding stages, epilogues, and where models have them."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from onnx_building import build, node
+
+import einnet_explore as ee
+from einnet_explore.analysis.fused_chain import find_chain
+from einnet_explore.codegen.fused_tiling.block_sizes import (
+    block_stages,
+    choose_cuts,
+    choose_vector_tile,
+    tileable_chain,
+)
+from einnet_explore.codegen.register_tiles import Machine
+from einnet_explore.equivalence.certificate import certify
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.ir import Program, Scope, tensors
+from einnet_explore.onnx_import.load import load_model
+from einnet_explore.onnx_import.model import Model
+from einnet_explore.pipeline.partition import partition
+from einnet_explore.pipeline.vector_layouts import chain_in_vectors, is_chain_in_vectors, with_vector_layouts
+from einnet_explore.rules import STORAGE_LAYOUT, Refused
+from einnet_explore.rules.generation import BLOCKED
+from einnet_explore.runtime.program import compile_program
+from einnet_explore.strategies.candidate import replay, steps_to_json
+from tests.test_blocked import HERE, run
+from tests.test_einnet_check import believed
+
+RESIDUAL = """
+tensor X[1, {c}, {h}, {w}]
+tensor W[{e}, {c}, 1, 1] weight
+tensor K[{e}, 1, {k}, {k}] weight
+tensor V[{f}, {e}, 1, 1] weight
+P[n:1, f:{e}, h:{h}, w:{w}] = sum[c:{c}, r:1, s:1] X[n, c, h+r, w+s] * W[f, c, r, s]
+Q[n:1, f:{e}, h:{h}, w:{w}] = minimum(6, relu(P[n, f, h, w])) pad [0, 0, {p}, {p}]
+D[n:1, g:{e}, f:1, h:{oh}, w:{ow}] = sum[c:1, r:{k}, s:{k}] Q[n, g+c, {s}*h+r-{p}, {s}*w+s-{p}] * K[g+f, c, r, s]
+E[n:1, f:{e}, h:{oh}, w:{ow}] = D[n, f, 0, h, w]
+F[n:1, f:{e}, h:{oh}, w:{ow}] = relu(E[n, f, h, w])
+"""
+PROJECTION = "sum[c:{e}, r:1, s:1] F[n, c, h+r, w+s] * V[f, c, r, s]"
+
+
+def residual(c: int, e: int, f: int, h: int, w: int, k: int = 3, s: int = 1, added: bool = False) -> Program:
+    """An inverted residual: a product, a depthwise convolution and a product, with activations between them."""
+    p = k // 2
+    oh, ow = ((n + 2 * p - k) // s + 1 for n in (h, w))
+    last = f"[n:1, f:{f}, h:{oh}, w:{ow}]"
+    text = RESIDUAL + (
+        f"G{last} = {PROJECTION}\nY{last} = X[n, f, h, w] + G[n, f, h, w]" if added else f"Y{last} = {PROJECTION}"
+    )
+    return ee.parse(text.format(c=c, e=e, f=f, h=h, w=w, k=k, s=s, p=p, oh=oh, ow=ow))
+
+
+def integers(program: Program, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {t.name: rng.integers(-2, 3, t.shape).astype(np.float32) for t in program.inputs}
+
+
+def chain_scope(program: Program) -> tuple[Scope, dict[str, np.ndarray], np.ndarray]:
+    """Return the chain of *program*, the arrays that it reads, and its value."""
+    found = chain_in_vectors(program)
+    assert found is not None and found.end.equations[-1].via == BLOCKED
+    arrays = integers(program)
+    values = evaluate(replace(found.end, outputs=tuple(e.name for e in found.end.equations)), arrays)
+    return found.end.equations[-1].scope, {**arrays, **values}, evaluate(program, arrays)["Y"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "size", "threads"),
+    [
+        ((5, 32, 16, 8, 9), {}, 0, 1),
+        ((16, 32, 16, 8, 8), {"added": True}, 2, 1),
+        ((16, 32, 16, 8, 8), {"added": True}, 3, 1),
+        ((16, 32, 16, 8, 8), {"added": True}, 2, 2),
+        ((3, 48, 24, 9, 7), {"s": 2}, 1, 1),
+        ((4, 16, 40, 6, 11), {"k": 5}, 2, 1),
+        ((4, 24, 16, 7, 6), {"k": 5, "s": 2}, 1, 1),
+    ],
+)
+def test_every_cut_of_an_inverted_residual_gives_the_same(
+    sizes: tuple[int, ...], options: dict[str, int], size: int, threads: int
+) -> None:
+    """Sliding blocks, blocks that do not divide the rows, and blocks of several threads."""
+    scope, arrays, want = chain_scope(residual(*sizes, **options))
+    found = find_chain(scope)
+    rows = next(x for x in found.result.scope.traversals if x.extent == want.shape[2])
+    cuts = (found.make_cut(rows, 1, size),) if size else ()
+    names = {t.name for t in tensors(scope)}
+    used = {name: np.asarray(a, np.float32) for name, a in arrays.items() if name in names}
+    np.testing.assert_array_equal(run(scope, cuts, used, threads).reshape(want.shape), want)
+
+
+def test_every_step_of_the_layouts_is_proved_by_both_checkers() -> None:
+    found = chain_in_vectors(residual(16, 32, 16, 6, 6, added=True))
+    assert found is not None
+    names = [step.match.rule.name for step in found.steps]
+    assert names.count("storage_layout") > 3 and "blocked_generation" in names
+    assert {certify(step.before, step.after).kind for step in found.steps} == {"proved"}
+    assert all(believed(step.before, step.after) for step in found.steps)
+
+
+def test_a_chain_in_vectors_is_remembered_by_its_steps() -> None:
+    program = residual(16, 32, 16, 6, 6)
+    found = chain_in_vectors(program)
+    assert found is not None
+    assert replay(program, json.loads(json.dumps(steps_to_json(found)))).end == found.end
+
+
+def test_a_program_with_a_depthwise_chain_is_compiled_with_constant_weights() -> None:
+    program = residual(16, 32, 24, 7, 6)
+    found = chain_in_vectors(program)
+    assert found is not None
+    arrays = integers(program)
+    weights = {name: arrays.pop(name) for name in ("W", "K", "V")}
+    made = compile_program(found.end, constants=weights)
+    np.testing.assert_array_equal(made.run(arrays)["Y"], evaluate(program, {**arrays, **weights})["Y"])
+    assert sorted(made.engines.values()) == ["constant", "constant", "constant", "tvm"]
+
+
+def test_a_depthwise_convolution_may_come_first() -> None:
+    """Its input is transposed once, in the chain."""
+    program = ee.parse("""
+        tensor X[1, 32, 6, 7] pad [0, 0, 1, 1]
+        tensor K[32, 1, 3, 3] weight
+        tensor V[16, 32, 1, 1] weight
+        D[n:1, f:32, h:6, w:7] = sum[c:1, r:3, s:3] X[n, c+f, h+r-1, w+s-1] * K[f, c, r, s]
+        Y[n:1, f:16, h:6, w:7] = sum[c:32, r:1, s:1] D[n, c, h+r, w+s] * V[f, c, r, s]""")
+    scope, arrays, want = chain_scope(program)
+    used = {t.name: np.asarray(arrays[t.name], np.float32) for t in tensors(scope)}
+    np.testing.assert_array_equal(run(scope, (), used).reshape(want.shape), want)
+
+
+def test_rows_of_the_hidden_layer_are_computed_once() -> None:
+    """Blocks of rows have two rows of the hidden layer in common; the later one keeps them."""
+    found = find_chain(chain_scope(residual(16, 32, 16, 8, 8))[0])
+    rows = next(cut.traversal for cut in found.cuts())
+    cut = found.make_cut(rows, 1, 2)
+    assert found.multiplications((cut,)) == found.multiplications()
+    alone, shared = (block_stages(found, (cut,), lambda t: t.name, threads) for threads in (1, 2))
+    hidden = next(stage for stage in alone if stage.slide is not None)
+    assert hidden.slide is not None and (hidden.slide.step, hidden.slide.kept) == (2, 2)
+    assert not any(stage.slide for stage in shared)
+    uneven = block_stages(found, (found.make_cut(rows, 1, 3),), lambda t: t.name, 1)
+    assert not any(stage.slide for stage in uneven)
+
+
+def test_large_hidden_layers_are_cut_by_rows() -> None:
+    """Hidden layers that exceed the second-level cache are computed in blocks of rows that divide the result."""
+    chain = chain_in_vectors(residual(16, 96, 16, 56, 56))
+    assert chain is not None
+    found = find_chain(chain.end.equations[-1].scope)
+    (cut,) = choose_cuts(found, 1, Machine())
+    assert cut.traversal.extent == 56 and 56 % cut.size == 0 and cut.size < 56
+
+
+def test_sums_have_epilogues_unless_others_read_them() -> None:
+    stages = _stages("relu({[m:8, n:16] sum[k:16] A[m, k] * B[k, n]}[m, n] + C[m, n])")
+    assert [stage.epilogue is not None for stage in stages] == [True]
+    stages = _stages("relu({[m:8, n:16] sum[k:16] A[m, k] * B[k, n]}[m, 15-n] + C[m, n])")
+    assert [stage.epilogue is not None for stage in stages] == [False, False]
+    twice = "{[m:8, n:16] sum[k:16] A[m, k] * B[k, n]}"
+    stages = _stages(f"{{[m:8, n:16] relu({twice}[m, n])}}[m, n] + {twice}[m, n]")
+    assert [stage.epilogue is not None for stage in stages] == [False, False, False]
+
+
+def _stages(body: str) -> tuple[object, ...]:
+    program = ee.parse(f"tensor A[8, 16]\ntensor B[16, 16]\ntensor C[8, 16]\nY[m:8, n:16] = {body}")
+    return block_stages(find_chain(program.equations[0].scope), (), lambda t: t.name, 1)
+
+
+def test_an_epilogue_may_call_its_traversals_as_the_sum_is_called() -> None:
+    """The traversal `k` of the result is no summation `k` of the product."""
+    program = ee.parse(
+        "tensor A[16, 16]\ntensor B[16, 16]\ntensor C[16]\n"
+        "Y[k:16, n:16] = relu({[m:16, n:16] sum[k:16] A[m, k] * B[k, n]}[k, n] + C[k])"
+    )
+    scope = program.equations[0].scope
+    arrays = integers(program)
+    want = evaluate(program, arrays)["Y"]
+    np.testing.assert_array_equal(run(scope, (), arrays).reshape(want.shape), want)
+
+
+@pytest.mark.parametrize(
+    ("columns", "fits"), [(24, True), (40, True), (56, True), (8, False), (20, False), (72, False)]
+)
+def test_products_of_half_a_vector_more_are_vectorised(columns: int, fits: bool) -> None:
+    program = ee.parse(
+        f"tensor A[9, 16]\ntensor B[16, {columns}]\ntensor C[{columns}]\n"
+        f"Y[m:9, n:{columns}] = relu({{[m:9, n:{columns}] sum[k:16] A[m, k] * B[k, n]}}[m, n] + C[n])"
+    )
+    scope = program.equations[0].scope
+    assert (tileable_chain(scope, HERE) is not None) == fits
+    if fits:
+        arrays = integers(program)
+        want = evaluate(program, arrays)["Y"]
+        np.testing.assert_array_equal(run(scope, (), arrays).reshape(want.shape), want)
+
+
+def test_an_uneven_tile_has_all_columns_and_fits_the_registers() -> None:
+    tile = choose_vector_tile(20, 2, 64, Machine(), rest=8)
+    assert tile.width == 40 and tile.columns == ((0, 16), (16, 16), (32, 8))
+    assert (tile.rows + 1) * 3 + 1 <= Machine().registers
+
+
+def test_inputs_are_copied_in_another_order_for_one_reader() -> None:
+    start = ee.parse("tensor A[2, 3]\ntensor B[2, 3]\nX[i:2, j:3] = A[i, j] + B[i, j]\nY[i:2, j:3] = A[i, j] * X[i, j]")
+    after = STORAGE_LAYOUT.match(start, (1,), tensor="A", order=[1, 0]).apply(start).after
+    assert [e.name for e in after.equations] == ["X", "T1", "Y"] and "T1[j, i]" in repr(after.equations[2])
+    assert certify(start, after).kind == "proved" and believed(start, after)
+    for at, tensor, order, why in (
+        (1, "X", [1, 0], "X is no input that Y reads"),
+        (1, "B", [1, 0], "B is no input that Y reads"),
+        (1, "A", [0, 1], "the order leaves A as it is"),
+        (1, "A", [0, 0], "is no order of the 2 dimensions of A"),
+    ):
+        with pytest.raises(Refused, match=why):
+            STORAGE_LAYOUT.match(start, (at,), tensor=tensor, order=order).apply(start)
+
+
+def test_a_copied_input_keeps_its_padding() -> None:
+    start = ee.parse("tensor A[4, 6] pad [1, (0, 2)] value 3\nY[i:4, j:6] = A[i-1, j+2] * 2")
+    after = STORAGE_LAYOUT.match(start, (0,), tensor="A", order=[1, 0]).apply(start).after
+    arrays = integers(start)
+    np.testing.assert_array_equal(evaluate(after, arrays)["Y"], evaluate(start, arrays)["Y"])
+    assert certify(start, after).kind == "proved"
+
+
+def test_products_without_a_constant_have_no_vector_layouts() -> None:
+    program = ee.parse("tensor A[8, 4]\nP[i:8] = relu(A[i, 0])\nY[i:8] = sum[k:4] A[i, k] * P[k]")
+    with pytest.raises(Refused, match="no product has a constant operand"):
+        with_vector_layouts(program)
+    assert chain_in_vectors(program) is None and not is_chain_in_vectors(program)
+
+
+def model(readers: int = 1, hidden: int = 32) -> Model:
+    """Expansion, depthwise convolution and projection; the hidden layer has so many *readers*."""
+    rng = np.random.default_rng(0)
+    weights = {
+        "w": rng.standard_normal((hidden, 16, 1, 1)).astype(np.float32),
+        "k": rng.standard_normal((hidden, 1, 3, 3)).astype(np.float32),
+        "v": rng.standard_normal((16, hidden, 1, 1)).astype(np.float32),
+    }
+    nodes = [
+        node("Conv", ["x", "w"], ["a"]),
+        node("Relu", ["a"], ["b"]),
+        node("Conv", ["b", "k"], ["c"], group=hidden, pads=[1, 1, 1, 1]),
+        node("Relu", ["c"], ["d"]),
+        node("Conv", ["d", "v"], ["e"]),
+        node("Add", ["e", "x"], ["y"]),
+    ]
+    outputs = ["y", *(["b"] if readers > 1 else [])]
+    return load_model(build(nodes, {"x": [1, 16, 8, 8]}, outputs, weights), {})
+
+
+def test_a_model_joins_the_contractions_around_a_depthwise_convolution() -> None:
+    (joined,) = partition(model()).subprograms
+    assert len(joined.nodes) == 6 and [len(part.nodes) for part in joined.parts] == [2, 2, 2]
+    first, second = partition(model(readers=2)).subprograms  # the hidden layer is written in any case
+    assert len(first.nodes) == 2 and len(second.nodes) == 4
+    uneven = partition(model(hidden=20)).subprograms  # an expansion to 20 channels has no whole vectors
+    assert [len(s.nodes) for s in uneven] == [2, 4]
+    assert [len(s.nodes) for s in partition(model(), through_cache=False).subprograms] == [2, 2, 2]
