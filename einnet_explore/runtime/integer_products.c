@@ -149,16 +149,24 @@ WIDE static void interleave_by_vnni(const uint8_t *const *plane, uint8_t *out)
 }
 #endif
 /* Copy lines of the operand [OUTER][PLANES][INNER, LINE], SPREAD planes at a time, into [OUTER padded][PLANES / SPREAD]
- * [INNER, LINE padded][SPREAD].  Planes beyond the last one are multiplied by 0. */
+ * [INNER, LINE padded][SPREAD].  Planes beyond the last one are multiplied by 0.  Of a single plane, what is between
+ * lines is filled here. */
 static void copy_lines(const uint8_t *from, uint8_t *to, int64_t first, int64_t stop, int wide)
 {
     enum { GROUPED = (PLANES + SPREAD - 1) / SPREAD };
     (void)wide;
+#if SPREAD == 1 && FILLED
+    uint8_t *end = first ? to + INNER_PLACES[first - 1] + LINE : to;
+#endif
     for (int64_t i = first; i < stop; i++) {
         const int64_t inner = i % INNER, group = i / INNER % GROUPED, outer = i / INNER / GROUPED;
         const uint8_t *line = from + ((outer * PLANES + group * SPREAD) * INNER + inner) * LINE;
         uint8_t *out = to + ((OUTER_PLACES[outer] * GROUPED + group) * PLANE_PADDED + INNER_PLACES[inner]) * SPREAD;
 #if SPREAD == 1
+#if FILLED
+        memset(end, FILL, (size_t)(out - end));
+        end = out + LINE;
+#endif
         for (int w = 0; w < LINE; w++) out[w] = line[w] ^ ROW_FLIP;
 #else
         const uint8_t *plane[SPREAD];
@@ -177,6 +185,9 @@ static void copy_lines(const uint8_t *from, uint8_t *to, int64_t first, int64_t 
         }
 #endif
     }
+#if SPREAD == 1 && FILLED
+    if (stop == LINES) memset(end, FILL, (size_t)(to + COPY_SIZE - end));
+#endif
 }
 #endif
 
@@ -591,7 +602,9 @@ VISIBLE int __tvm_ffi_main(void *self, const Any *given, int32_t count, Any *res
     }
 #if ROW_MODE == INTERLEAVED || ROW_MODE == GATHERED
     call.rows = call.copy = (Stored *)space;
-    if (FILLED) memset(space, FILL, COPY_SIZE);
+#if FILLED && SPREAD > 1
+    memset(space, FILL, COPY_SIZE);
+#endif
     failed = run(pack_some, &call);
 #endif
 #if PAD
