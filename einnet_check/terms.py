@@ -500,7 +500,7 @@ class Space:
         return ((power, ((of + "∞" * endless, tuple(f for _, at in parts for f in at)),)),)
 
     def gathered(self, value: Polynomial) -> Polynomial:
-        """*value*, an operand of a function, with one sum in place of sums that have the same other factors."""
+        """*value*, an operand of a function, with a multiple of one sum for sums that have equal other factors."""
         if any(unbounded(*m) for m in value):
             return value
         alike: dict[Any, list[tuple[Number, Factors]]] = {}
@@ -510,10 +510,11 @@ class Space:
             alike.setdefault(tuple(others) if len(sums) == 1 else (k, len(alike)), []).append((k, fs))
         out = list[tuple[Number, Factors]]()
         for group in alike.values():
-            parts = [(k, *(f for f in fs if f[0].startswith("{"))) for k, fs in group]
+            first = group[0][0]
+            parts = [(k / first, *(f for f in fs if f[0].startswith("{"))) for k, fs in group]
             whole = self.total(parts) if len(group) > 1 else None
             rest = tuple(f for f in group[0][1] if not f[0].startswith("{"))
-            out += group if whole is None else [(Fraction(1), (*rest, whole))]
+            out += group if whole is None else [(first, (*rest, whole))]
         return collected(out)
 
     def total(self, parts: list[Any]) -> tuple[str, Rows] | None:

@@ -126,7 +126,10 @@ def _applied(space: TermSpace, op: str, args: list[Polynomial]) -> Polynomial:
 
 
 def _with_joined_sums(space: TermSpace, value: Polynomial) -> Polynomial:
-    """Return the operand *value* of a function with the sums that have equal factors as one sum."""
+    """Return the operand *value* of a function with the sums that have equal factors as one sum.
+
+    The first of them has the factor 1 in it, so that multiples of a sum are multiples of one factor.
+    """
     if any(may_be_infinite(*m) for m in value):
         return value
     groups: dict[Hashable, list[tuple[Number, Factor]]] = {}
@@ -144,8 +147,9 @@ def _with_joined_sums(space: TermSpace, value: Polynomial) -> Polynomial:
     if all(len(parts) == 1 for parts in groups.values()):
         return value
     for others, parts in ((rest[same], parts) for same, parts in groups.items()):
-        whole = space.sum_of(parts) if len(parts) > 1 else None
-        joined = parts if whole is None else [(Fraction(1), whole)]
+        first = parts[0][0]
+        whole = space.sum_of([(k / first, part) for k, part in parts]) if len(parts) > 1 else None
+        joined = parts if whole is None else [(first, whole)]
         out += ((k, (part, *others)) for k, part in joined)
     return apply_to_polynomials("+", [(one,) for one in out])
 
@@ -301,9 +305,9 @@ def _without_constant_factors(scope: Scope) -> tuple[Scalar, Scope] | None:
     for factor in (part for read in factors(scope.body) for part in _opened_factors(read)):
         kept = iterators_of(factor).isdisjoint(scope.summations)
         (outside if kept else inside).append(factor)
-    if not outside or not inside:
+    if not outside:
         return None
-    return _multiplied(tuple(outside)), replace(scope, body=mul(*inside))
+    return _multiplied(tuple(outside)), replace(scope, body=mul(*inside) if inside else Const(1))
 
 
 def _opened_factors(scalar: Scalar) -> Iterable[Scalar]:
