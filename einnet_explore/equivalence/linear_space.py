@@ -202,8 +202,8 @@ class TermSpace:
         """Return a sum of multiples of ``opaque`` factors as one of them; None if it cannot be written as a scope."""
         forms = [form for _, (_, at) in parts for form in at]
         names = sorted({v for form in forms for v in form if v})
-        if not all(isinstance(end, int) for v in names for end in self.ranges[v]):
-            return None  # sizes are unknown
+        if not self.ranges.keys() >= {*names}:
+            return None  # their ranges depend on sizes
         xs = {v: Iterator(v, self.ranges[v][0], self.ranges[v][1] + 1) for v in names}
         terms = list[Scalar]()
         for k, (name, at) in parts:
@@ -224,6 +224,8 @@ class TermSpace:
             if len(read) < len(at):
                 scope = replace(scope, traversals=tuple(scope.traversals[d] for d in read), padding=())
                 at = tuple(at[d] for d in read)
+        if not self.ranges.keys() >= {v for form in at for v in form if v}:
+            return scope, at  # their ranges depend on sizes
         ends = [self.bounds(form) for form in at]
         if all(lo != hi for lo, hi in ends):
             return scope, at
