@@ -38,6 +38,7 @@ from einnet_explore.runtime.c_kernels import NativeSource
 from einnet_explore.runtime.implementations import BoundEquation, NativeCall, TiledCall, tiled_contraction
 from einnet_explore.runtime.profile_store import TimeStore, profile_key
 from einnet_explore.runtime.program import compile_program
+from einnet_explore.runtime.tvm_cpu import TvmKernel, TvmSource
 from einnet_explore.strategies.vertical_fusion import fuse_vertically
 from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
@@ -299,6 +300,23 @@ def test_error_function_is_accurate_at_all_magnitudes(engine: str) -> None:
     assert (np.isnan(y) == np.isnan(x)).all() and np.nanmax(np.abs(y)) == 1
     error = np.abs(y - wanted) / np.maximum(np.spacing(np.abs(wanted).astype(np.float32)), 2.0**-149)
     assert np.nanmax(error) <= 5
+
+
+def test_exponential_in_tvm_is_accurate_at_all_magnitudes() -> None:
+    """To a unit in the last place from 1.7e-38 on; infinities and NaN are kept."""
+    edges = np.float32([0, 1e-40, 87.3, 87.4, 88.1, 88.38, 88.72, 88.7228, 88.73, 90, 1e30, np.inf, np.nan])
+    spread = np.random.default_rng(0).standard_normal(1 << 15).astype(np.float32) * 20
+    x = np.concatenate([edges, -edges, spread])[: 1 << 15].reshape(-1, 16)
+    scope = scope_of(f"tensor A[{len(x)}, 16]\nY[i:{len(x)}, j:16] = exp(A[i, j])")
+    kernel = TvmKernel(source := TvmSource(scope), compiled.build_tvm(source.function, f"exp-{source.key}", 1))
+    y = kernel(aligned(x))
+    with np.errstate(over="ignore"):
+        wanted = np.exp(x.astype(np.float64)).astype(np.float32)
+    assert (np.isnan(y) == np.isnan(x)).all() and (np.isinf(y) == np.isinf(wanted)).all()
+    assert (y[x < -87] == 0).all()
+    normal = np.isfinite(wanted) & (wanted >= 1.7e-38)
+    error = np.abs(y[normal] - np.exp(x[normal].astype(np.float64)))
+    assert (error <= np.spacing(wanted[normal])).all()
 
 
 # The contest

@@ -299,9 +299,48 @@ def test_scores_far_apart_and_rows_of_one() -> None:
     np.testing.assert_allclose(got, evaluate(scope, given, np.float64), rtol=2e-5)
 
 
+@pytest.mark.parametrize(("m", "w"), [(49, 49), (70, 48), (64, 600)])
+def test_queries_and_values_are_read_in_place_at_any_place_in_memory(m: int, w: int) -> None:
+    """A block of queries and values that begins at element 3 and 5: no packed copy, and no aligned vectors."""
+    text = ATTENTION.format(b=2, m=m, w=w, k=20, n=32, score=PLAIN)
+    for old, new in {
+        f"tensor Q[2, {m}, 20]": f"tensor Q[{40 * m + 3}]",
+        "Q[b, m, k]": f"Q[{20 * m}*b+20*m+k+3]",
+        f"tensor V[2, {w}, 32]": f"tensor V[{64 * w + 5}]",
+        "V[b, w, n]": f"V[{32 * w}*b+32*w+n+5]",
+    }.items():
+        text = text.replace(old, new)
+    agree(derived(parse(text)))
+    agree(derived(parse(text)), 2)
+
+
+def test_only_keys_are_packed_where_queries_and_values_are_contiguous() -> None:
+    scope = derived(attention(2, 49, 49, 32, 32))
+    text = str(TvmSource(scope).function.script())
+    keys, scores, triples = "T.alloc_buffer((2048,)", "T.alloc_buffer((4096,)", "T.alloc_buffer((64,)"
+    assert (text.count(keys), text.count(scores), text.count(triples)) == (1, 1, 3)  # maxima, sums and scales
+    assert "T.alloc_buffer((1568,)" not in text and "range(7)" in text  # values; seven tiles of seven rows
+    agree(scope)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_keys_that_heads_share_are_packed_once_for_them(threads: int) -> None:
+    text = ATTENTION.format(b=2, m=20, w=33, k=16, n=16, score=PLAIN).replace("b:2", "b:2, g:3")
+    for name in "QSZMETPVY":
+        text = text.replace(f"{name}[b,", f"{name}[b, g,")
+    for name in "QV":
+        text = text.replace(f"tensor {name}[2,", f"tensor {name}[2, 3,")
+    scope = derived(parse(text))
+    before_packing = str(TvmSource(scope, threads).function.script()).split("alloc_buffer")[0]
+    assert f"({2 if threads == 1 else 6})" in before_packing.splitlines()[-2]
+    agree(scope, threads)
+
+
 def test_blocks_follow_the_caches() -> None:
     wide = fits(derived(attention(1, 4096, 4096, 64, 64)))
-    assert online_block(wide, Machine(l1=48 << 10)) == (64, 128) and online_block(wide, Machine(l1=1 << 20))[1] == 512
+    assert online_block(wide, Machine(l2=128 << 10)) == (64, 128) and online_block(wide, Machine(l2=1 << 20))[1] == 512
+    window = fits(derived(banded(1, 2048, 4, 64, 256)))
+    assert online_block(window, Machine(l1=48 << 10))[1] == 128
     narrow = fits(derived(attention(1, 3, 20, 4, 5)))
     assert online_block(narrow, Machine()) == (16, 32)
     small = fits(derived(attention(2, 96, 96, 64, 64)))  # no block of 128 columns, a quarter of which is padding

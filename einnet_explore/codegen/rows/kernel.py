@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TypeAlias
 
+from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.analysis.indices import box_tests, substitute
 from einnet_explore.analysis.row_nest import (
     BandNode,
@@ -63,6 +64,12 @@ from einnet_explore.support.lazy_modules import LazyModule
 tirx, T = LazyModule("tvm.tirx"), LazyModule("tvm.tirx.script.builder.ir")
 
 NodeReader = Callable[..., TvmObject]
+
+VectorReader: TypeAlias = Callable[[TvmObject, TvmObject], TvmObject]
+"""The vector of a row of a matrix from a column on."""
+
+RowReader: TypeAlias = Callable[[TvmObject], Callable[[TvmObject], TvmObject]]
+"""The elements of a row of a matrix, by their place."""
 
 MAX_BLOCK_ROWS = 64
 """Rows of a block, at most."""
@@ -192,6 +199,23 @@ class RowKernel:
                 return False
         return any(x in i.iterators for a in accesses(body) for i in a.index)
 
+    def stride(self, body: Scalar, x: Iterator) -> int | None:
+        """Return the elements of memory between reads for neighbours of *x*; None if *body* is no read, or tested."""
+        if not isinstance(body, Access) or not isinstance(body.source, Tensor):
+            return None
+        if box_tests(body.index, body.source.box) != ():
+            return None
+        if any(x in (i - as_index(x) * i.coefficient(x)).iterators for i in body.index):
+            return None
+        steps = zip(body.index, row_major_strides(body.source.shape), strict=True)
+        return sum(i.coefficient(x) * step for i, step in steps)
+
+    def load_along(self, body: Scalar, env: Environment, lanes: int = 1) -> TvmObject:
+        """Return *lanes* neighbours in memory from the read *body* on, a tensor's element for *env*."""
+        assert isinstance(body, Access) and isinstance(body.source, Tensor)
+        at = [tvm_index(i - lo, env) for i, (lo, _) in zip(body.index, body.source.box, strict=True)]
+        return self.places[body.source.name].vload(at, f"float32x{lanes}" if lanes > 1 else "float32")
+
     def _store_along(self, x: Iterator, body: Scalar, store: Callable[[TvmObject], None]) -> None:
         """Run ``store(i)`` for every i of *x*, in vectors if *body* is along memory."""
         if x.extent % self.lanes == 0 and self._is_along_memory(body, x):
@@ -211,15 +235,12 @@ class RowKernel:
     ) -> None:
         """Write a tile of *columns* (all, and the first one of the tile) of *read* in vectors of the sum *k*."""
         (column, first), (buffer, start), lanes, width = columns, to, self.lanes, self.tile.width
-        assert isinstance(read.source, Tensor)
-        memory, origin = self.places[read.source.name], read.source.box
         with T.serial(width // lanes) as part, T.serial(k.extent // lanes) as chunk:
             begin = T.bind(first + part * lanes)
             rows = []
             for n in range(lanes):
                 point = {**env, k: chunk * lanes, column: tirx.min(begin + n, column.extent - 1)}
-                at = [tvm_index(i - lo, point) for i, (lo, _) in zip(read.index, origin, strict=True)]
-                rows.append(T.bind(memory.vload(at, f"float32x{lanes}")))
+                rows.append(T.bind(self.load_along(read, point, lanes)))
             turned = transpose_rows(
                 rows, lambda a, b, order: T.bind(tirx.Shuffle([a, b], [tirx.const(n, "int32") for n in order]))
             )
@@ -278,9 +299,26 @@ class RowKernel:
             self._store_along(band.sums[0] if len(band.sums) == 1 else Iterator("@sums", 0, depth), band.left, store)
         return buffer
 
+    def read_left(self, band: BandNode, env: Environment, first: TvmObject) -> RowReader:
+        """Return the reader of the left operand of a block's rows, in place if they are contiguous.
+
+        Rows beyond the last one repeat it, and are discarded.
+        """
+        depth, x = band_depth(band), self.nest.row
+        if len(band.sums) == 1 and self.stride(band.left, x) == depth and self.stride(band.left, band.sums[0]) == 1:
+            (k,) = band.sums
+
+            def in_place(r: TvmObject) -> Callable[[TvmObject], TvmObject]:
+                row = T.bind(tirx.min(first + r, x.extent - 1))
+                return lambda at: self.load_along(band.left, {**env, x: row, k: at})
+
+            return in_place
+        packed = self.pack_left(band, env, first)
+        return lambda r: lambda k: packed[r * depth + k]
+
     def multiply_band(
         self,
-        left: TvmObject,
+        left: RowReader,
         right: TvmObject,
         base: TvmObject,
         depth: int,
@@ -296,10 +334,11 @@ class RowKernel:
         """
         tile, width = replace(self.tile, vectors=vectors), self.tile.width
         with T.serial((rows + tile.rows - 1) // tile.rows) as rt:
+            each = [left(rt * tile.rows + row) for row in range(tile.rows)]
             sums = multiply_tile(
                 tile,
                 count_steps(depth),
-                lambda row, k: left[(rt * tile.rows + row) * depth + k],
+                lambda row, k: each[row](k),
                 lambda k, x: load_vector(right, base + k * width + x, tile.lanes),
             )
             store_tile(tile, sums, out, lambda row, x: (rt * tile.rows + row) * span + t * width + x)
@@ -541,7 +580,7 @@ class _RowBlock:
     ) -> tuple[TvmObject, Callable[[TvmObject], TvmObject]]:
         """Return (buffer, start of a row's values in it) of the block's dense product."""
         kernel, tile, depth = self.kernel, self.kernel.tile, band_depth(band)
-        left, inside = kernel.pack_left(band, env, self.first), kernel.tiles(band)
+        left, inside = kernel.read_left(band, env, self.first), kernel.tiles(band)
         tiles = -(-(tile.width - 1 + kernel.rows + kernel.nest.along.extent - 1) // tile.width)
         span = tiles * tile.width
         out = T.alloc_buffer((kernel.rows * span,))

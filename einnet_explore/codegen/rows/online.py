@@ -12,16 +12,21 @@ The operands over the columns are packed once for each element of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from math import prod
 
+from einnet_explore.analysis.indices import iterators_of
 from einnet_explore.analysis.online_softmax import LOWEST_SCORE, OnlineSoftmax
 from einnet_explore.analysis.row_nest import BandNode, ColumnNode, node_name
 from einnet_explore.codegen.register_tiles import Machine
-from einnet_explore.codegen.rows.kernel import MAX_BLOCK_ROWS, NodeReader, RowKernel, band_depth
+from einnet_explore.codegen.rows.kernel import MAX_BLOCK_ROWS, NodeReader, RowKernel, VectorReader, band_depth
 from einnet_explore.codegen.tvm import TvmObject, emission
 from einnet_explore.codegen.tvm.emission import (
     Environment,
+    VectorTile,
     count_steps,
     fill_buffer,
     fold_vector,
@@ -43,9 +48,10 @@ MAX_BLOCK_COLUMNS = 512
 
 
 def online_block(online: OnlineSoftmax, machine: Machine) -> tuple[int, int]:
-    """Return (rows, columns) of a block: values fit the first-level cache, scores the second-level one.
+    """Return (rows, columns) of a block: scores fit the second-level cache, and values the first-level one.
 
-    If every row sees every column, blocks have as equal numbers of columns as whole tiles allow.
+    If every row sees every column, values fit the second-level cache too: they are read one after the other, and fewer
+    blocks update fewer triples.  Blocks then have as equal numbers of columns as whole tiles allow.
     """
     nest = online.nest
     assert nest.product is not None
@@ -56,7 +62,8 @@ def online_block(online: OnlineSoftmax, machine: Machine) -> tuple[int, int]:
     seen = nest.along.extent + (0 if nest.dense else rows - 1)
     columns = MAX_BLOCK_COLUMNS
     width = -(-nest.product.n.extent // out.width) * out.width
-    while columns > score.width and (4 * columns * width > machine.l1 * 3 // 4 or columns >= 2 * seen):
+    limit = machine.l2 // 4 if nest.dense else machine.l1 * 3 // 4
+    while columns > score.width and (4 * columns * width > limit or columns >= 2 * seen):
         columns //= 2
     if nest.dense:
         columns = -(-seen // (-(-seen // columns) * score.width)) * score.width
@@ -97,24 +104,66 @@ class _OnlineKernel(RowKernel):
         seen = nest.along.extent + (0 if nest.dense else nest.row.extent - 1)
         return -(-seen // self.columns)
 
+    @property
+    def tile(self) -> VectorTile:
+        """A tile of a band's product."""
+        return self._with_equal_rows(super().tile)
+
+    @property
+    def out(self) -> VectorTile:
+        """A tile of the last product."""
+        return self._with_equal_rows(super().out)
+
+    def _with_equal_rows(self, tile: VectorTile) -> VectorTile:
+        """Return *tile* with as few rows as a single block needs, in as many tiles."""
+        extent = self.nest.row.extent
+        return replace(tile, rows=-(-extent // -(-extent // tile.rows))) if extent <= self.rows else tile
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one block has all columns of every row."""
+        return self.nest.dense and self.blocks == 1
+
+    @property
+    def batches_with_equal_bands(self) -> int:
+        """Elements of the batch in a row for which the packed operands are the same, as of heads that share keys."""
+        read = {x for node in self.nest.nodes if isinstance(node, BandNode) for x in iterators_of(node.right)}
+        return prod(x.extent for x in takewhile(lambda x: x not in read, reversed(self.nest.batch)))
+
+    def read_values(self, columns: range, env: Environment) -> VectorReader:
+        """Return the reader (column, start) of vectors of the values, in place if all of them are contiguous."""
+        n, width, lanes = self.product.n, self.width, self.lanes
+        body = self._before(self.product.right, columns.stop)
+        column = replace(self.nest.column, hi=min(columns.stop, self.nest.column.hi))
+        if self.nest.dense and width == n.extent == self.stride(body, column) and self.stride(body, n) == 1:
+            return lambda u, x: self.load_along(body, {**env, column: u, n: x}, lanes)
+        packed = self.pack_columns(self.product.right, columns, env, n, width)
+        return lambda u, x: load_vector(packed, u * width + x, lanes)
+
     def write(self) -> None:
         """For each element of the batch, pack the operands, then write every block of rows."""
         nest, every = self.nest, range(self.blocks * self.columns)
         groups, end = -(-nest.row.extent // self.rows), nest.along.extent if nest.dense else len(every)
         tiles = range(-(-end // self.tile.width))
         inside = self.threads > 1 and groups >= 4 * self.threads
-        with T.serial(self.batches) if inside else self.loop(self.batches) as batch:
-            env = self.over_batch(batch)
-            packed, columns = dict[int, TvmObject](), dict[int, TvmObject]()
-            for n, node in enumerate(nest.nodes):
-                match node:
-                    case BandNode():
-                        packed[n] = self.pack_band(node, tiles, env, end)
-                    case ColumnNode(right):
-                        columns[n] = self.pack_columns(right, every, env)
-            values = self.pack_columns(self.product.right, range(end), env, self.product.n, self.width)
-            with self.loop(groups) if inside else T.serial(groups) as group:
-                _OnlineBlock(self, env, packed, columns, values, T.bind(group * self.rows)).write()
+        shared = self.batches_with_equal_bands if self.threads == 1 else 1
+        with T.serial(self.batches // shared) if inside else self.loop(self.batches // shared) as batch:
+            first = self.over_batch(batch * shared)
+            bands = {
+                n: self.pack_band(node, tiles, first, end)
+                for n, node in enumerate(nest.nodes)
+                if isinstance(node, BandNode)
+            }
+            with nullcontext(0) if shared == 1 else T.serial(shared) as part:
+                env = first if shared == 1 else self.over_batch(T.bind(batch * shared + part))
+                columns = {
+                    n: self.pack_columns(node.right, every, env)
+                    for n, node in enumerate(nest.nodes)
+                    if isinstance(node, ColumnNode)
+                }
+                values = self.read_values(range(end), env)
+                with self.loop(groups) if inside else T.serial(groups) as group:
+                    _OnlineBlock(self, env, bands, columns, values, T.bind(group * self.rows)).write()
 
 
 def _no_score() -> TvmObject:
@@ -141,22 +190,27 @@ class _OnlineBlock:
     env: Environment
     packed: Mapping[int, TvmObject]
     columns: Mapping[int, TvmObject]
-    values: TvmObject
+    values: VectorReader
     first: TvmObject
 
     def write(self) -> None:
         """Initialise the triples, update them by every block of columns, store the scaled sums."""
         kernel, nest = self.kernel, self.kernel.nest
         lanes, extent = kernel.lanes, nest.row.extent
-        whole = extent % kernel.rows == 0
-        self.rows: TvmObject = kernel.rows if whole else T.bind(tirx.min(extent - self.first, kernel.rows))
+        self.rows: TvmObject = min(extent, kernel.rows)
+        if extent % self.rows:
+            self.rows = T.bind(tirx.min(extent - self.first, kernel.rows))
         bands = {n: band for n, band in enumerate(nest.nodes) if isinstance(band, BandNode)}
-        self.left = {n: kernel.pack_left(band, self.env, self.first) for n, band in bands.items()}
+        self.left = {n: kernel.read_left(band, self.env, self.first) for n, band in bands.items()}
         self.scores = {n: T.alloc_buffer((kernel.rows * kernel.columns,)) for n in self.left}
         self.powers = (
             next(iter(self.scores.values())) if self.scores else T.alloc_buffer((kernel.rows * kernel.columns,))
         )
-        self.most, self.total, self.again = (T.alloc_buffer((max(kernel.rows, lanes),)) for _ in range(3))
+        self.most, self.total = (T.alloc_buffer((max(kernel.rows, lanes),)) for _ in range(2))
+        if kernel.is_whole:
+            self._compute()
+            return
+        self.again = T.alloc_buffer((max(kernel.rows, lanes),))
         self.held = T.alloc_buffer((kernel.rows * kernel.width,))
         fill_buffer(self.most, LOWEST_SCORE, kernel.rows, lanes)
         fill_buffer(self.total, 0.0, kernel.rows, lanes)
@@ -172,6 +226,29 @@ class _OnlineBlock:
             self._update(T.bind((begin + j) * kernel.columns))
         self._write_result()
 
+    def _compute(self) -> None:
+        """Compute the rows from all columns at once: there are no triples to update."""
+        kernel, tile, extent = self.kernel, self.kernel.out, self.kernel.nest.along.extent
+        self._all_scores(0, extent)
+        scales = T.alloc_buffer((kernel.rows,))
+        with T.serial(self.rows) as r:
+            self._largest(self.most, r, 0, extent)
+        with T.serial(self.rows) as r:
+            T.buffer_store(self.total, self._powers(r, extent), [r])
+            T.buffer_store(scales, self._scale(r), [r])
+
+        def store(rt: TvmObject, nt: TvmObject, sums: list[TvmObject]) -> None:
+            for row, total in enumerate(sums):
+                r = T.bind(rt * tile.rows + row)
+                with nullcontext() if is_full else T.If(r < self.rows), nullcontext() if is_full else T.Then():
+                    scale = T.bind(scales[r])
+                    for x, lanes in tile.columns:
+                        first = nt * tile.width + x
+                        self._store_result(r, first, lanes, _scaled_reader(total, x, scale))
+
+        is_full = isinstance(self.rows, int) and self.rows % tile.rows == 0
+        self._multiply_values(0, extent, None, store)
+
     def _update(self, begin: TvmObject) -> None:
         """Update the triples by the columns from *begin* on."""
         kernel, nest, lanes = self.kernel, self.kernel.nest, self.kernel.lanes
@@ -180,9 +257,7 @@ class _OnlineBlock:
             count = min(kernel.columns, nest.along.extent)
             if kernel.blocks > 1:
                 count = T.bind(tirx.min(nest.along.extent - begin, kernel.columns))
-        for n, node in enumerate(nest.nodes):
-            if isinstance(node, BandNode):
-                self._scores(n, band_depth(node), begin, count)
+        self._all_scores(begin, count)
         largest = T.alloc_buffer((max(kernel.rows, lanes),))
         with T.serial(self.rows) as r:
             self._largest(largest, r, begin, count)
@@ -192,8 +267,15 @@ class _OnlineBlock:
         with T.serial(kernel.rows // lanes) as c:
             store_vector(self.most, load_vector(largest, c * lanes, lanes), c * lanes, lanes)
         with T.serial(self.rows) as r:
-            self._powers(r, count)
+            found = self._powers(r, count)
+            T.buffer_store(self.total, self.total[r] * self.again[r] + found, [r])
         self._add_weighted_values(begin, count)
+
+    def _all_scores(self, begin: TvmObject, count: TvmObject) -> None:
+        """Compute the products of all bands for the *count* columns from *begin* on."""
+        for n, node in enumerate(self.kernel.nest.nodes):
+            if isinstance(node, BandNode):
+                self._scores(n, band_depth(node), begin, count)
 
     def _scores(self, n: int, depth: int, begin: TvmObject, count: TvmObject) -> None:
         kernel, width = self.kernel, self.kernel.tile.width
@@ -227,7 +309,7 @@ class _OnlineBlock:
             with T.serial(kernel.columns // lanes) as c:
                 self._store_band_scores(line, c)
         found = fold_vector(most, lanes, "max")
-        T.buffer_store(largest, tirx.max(self.most[r], found), [r])
+        T.buffer_store(largest, found if kernel.is_whole else tirx.max(self.most[r], found), [r])
 
     def _store_band_scores(self, line: _ScoredRow, c: TvmObject) -> None:
         """Store the scores of vector *c* of *line*, −∞ for columns outside the row's band."""
@@ -267,8 +349,8 @@ class _OnlineBlock:
         readers |= {node_name(n): _element_reader(b, line.begin + at) for n, b in self.columns.items()}
         return kernel.scalar(kernel.online.score, {**self.env, nest.row: line.row, nest.along: inside}, readers)
 
-    def _powers(self, r: TvmObject, count: TvmObject) -> None:
-        """Store the *count* exponentials of row *r* and add them to their sum."""
+    def _powers(self, r: TvmObject, count: TvmObject) -> TvmObject:
+        """Store the *count* exponentials of row *r* and return their sum."""
         kernel, lanes = self.kernel, self.kernel.lanes
         start = T.bind(r * kernel.columns)
         sums = T.alloc_buffer((lanes,))
@@ -278,46 +360,86 @@ class _OnlineBlock:
             power = emission.tvm_operator("exp", (self.powers[at] - self.most[r],))
             T.buffer_store(self.powers, power, [at])
             T.buffer_store(sums, sums[x] + self.powers[at], [x])
-        found = fold_vector(sums, lanes, "sum")
-        T.buffer_store(self.total, self.total[r] * self.again[r] + found, [r])
+        return fold_vector(sums, lanes, "sum")
 
     def _add_weighted_values(self, begin: TvmObject, count: TvmObject) -> None:
         kernel, tile = self.kernel, self.kernel.out
+
+        def place(rt: TvmObject, nt: TvmObject, row: int, x: int) -> TvmObject:
+            return (rt * tile.rows + row) * kernel.width + nt * tile.width + x
+
+        def held(rt: TvmObject, nt: TvmObject, row: int, x: int) -> TvmObject:
+            again = tirx.Broadcast(self.again[rt * tile.rows + row], tile.lanes)
+            return load_vector(self.held, place(rt, nt, row, x), tile.lanes) * again
+
+        def store(rt: TvmObject, nt: TvmObject, sums: list[TvmObject]) -> None:
+            store_tile(tile, sums, self.held, lambda row, x: place(rt, nt, row, x))
+
+        self._multiply_values(begin, count, held, store)
+
+    def _multiply_values(
+        self,
+        begin: TvmObject,
+        count: TvmObject,
+        start: Callable[[TvmObject, TvmObject, int, int], TvmObject] | None,
+        store: Callable[[TvmObject, TvmObject, list[TvmObject]], None],
+    ) -> None:
+        """Multiply the exponentials by *count* rows of values from *begin* on, in tiles (of rows, of columns).
+
+        Sums start at 0, or at the vectors *start* (tile, row, column).
+        """
+        kernel, tile = self.kernel, self.kernel.out
         with T.serial(kernel.width // tile.width) as nt, T.serial((self.rows + tile.rows - 1) // tile.rows) as rt:
-
-            def place(row: int, x: int) -> TvmObject:
-                return (rt * tile.rows + row) * kernel.width + nt * tile.width + x
-
             sums = multiply_tile(
                 tile,
                 count_steps(count),
                 lambda row, u: self.powers[(rt * tile.rows + row) * kernel.columns + u],
-                lambda u, x: load_vector(self.values, (begin + u) * kernel.width + nt * tile.width + x, tile.lanes),
-                lambda row, x: (
-                    load_vector(self.held, place(row, x), tile.lanes)
-                    * tirx.Broadcast(self.again[rt * tile.rows + row], tile.lanes)
-                ),
+                lambda u, x: self.values(begin + u, nt * tile.width + x),
+                None if start is None else lambda row, x: start(rt, nt, row, x),
             )
-            store_tile(tile, sums, self.held, place)
+            store(rt, nt, sums)
+
+    def _scale(self, r: TvmObject) -> TvmObject:
+        """Return the scale of row *r*, which may read the sum of its exponentials."""
+        kernel, total = self.kernel, self.kernel.online.total
+        readers: dict[str, NodeReader] = {} if total is None else {node_name(total): lambda: self.total[r]}
+        return kernel.scalar(kernel.nest.scale, {**self.env, kernel.nest.row: self.first + r}, readers)
+
+    def _store_result(
+        self, r: TvmObject, start: TvmObject, lanes: int, value: Callable[[TvmObject], TvmObject]
+    ) -> None:
+        """Store ``value(lane)`` into the columns of row *r* among the *lanes* from *start* on."""
+        nest, n = self.kernel.nest, self.kernel.product.n
+
+        def put(lane: TvmObject) -> None:
+            at = {**self.env, nest.row: self.first + r, n: start + lane}
+            T.buffer_store(self.kernel.result, value(lane), [at[y] for y in nest.scope.traversals])
+
+        if n.extent % lanes == 0:
+            with T.If(start < n.extent), T.Then(), T.vectorized(lanes) as lane:
+                put(lane)
+        else:
+            with T.serial(tirx.max(tirx.min(n.extent - start, lanes), 0)) as lane:
+                put(lane)
 
     def _write_result(self) -> None:
-        kernel, nest = self.kernel, self.kernel.nest
+        kernel, lanes = self.kernel, self.kernel.lanes
         with T.serial(self.rows) as r:
-            env = {**self.env, nest.row: self.first + r}
-            total = kernel.online.total
-            readers: dict[str, NodeReader] = {} if total is None else {node_name(total): lambda: self.total[r]}
             scale = T.alloc_buffer((1,))
-            T.buffer_store(scale, kernel.scalar(nest.scale, env, readers), [0])
-            with T.serial(kernel.product.n.extent) as x:
-                at = {**env, kernel.product.n: x}
-                value = self.held[r * kernel.width + x] * scale[0]
-                T.buffer_store(kernel.result, value, [at[y] for y in nest.scope.traversals])
+            T.buffer_store(scale, self._scale(r), [0])
+            with T.serial(kernel.width // lanes) as c:
+                start = T.bind(r * kernel.width + c * lanes)
+                self._store_result(r, c * lanes, lanes, _scaled_reader(self.held, start, scale[0]))
 
 
 def _read_iterators(score: Scalar) -> frozenset[Iterator]:
     """Return the iterators by which *score* reads tensors; nodes lie in buffers of whole blocks."""
     indices = (a.index for a in accesses(score) if isinstance(a.source, Tensor) and not a.source.name.startswith("#"))
     return frozenset(x for index in indices for i in index for x in i.iterators)
+
+
+def _scaled_reader(sums: TvmObject, start: TvmObject, scale: TvmObject) -> Callable[[TvmObject], TvmObject]:
+    return lambda lane: sums[start + lane] * scale
 
 
 def _element_reader(buffer: TvmObject, at: TvmObject) -> NodeReader:

@@ -134,29 +134,32 @@ def tvm_constant(value: float) -> TvmObject:
 
 
 def _exp(argument: TvmObject) -> TvmObject:
-    """exp in single precision (2 ulp): 2ⁿ·p(r), n = ⌊x/ln 2 + ½⌋ (S. Moshier, Cephes, expf)."""
+    """exp in single precision (1 ulp): 2ⁿ⁻¹·2p(r), n = x/ln 2 rounded, r = x - n ln 2; 0 below 1.7e-38."""
     return _let(argument, _exp_of)
 
 
 def _exp_of(x: TvmObject) -> TvmObject:
-    clamped = tirx.max(tirx.min(x, tvm_constant(88.72)), tvm_constant(-87.33))
-    scaled = tirx.min(tirx.floor(clamped * tvm_constant(1.44269504088896341) + tvm_constant(0.5)), tvm_constant(127))
-
-    def power(n: TvmObject) -> TvmObject:
-        two_to_n = tirx.reinterpret("float32", (n.astype("int32") + 127) * (1 << 23))
-        rest = clamped - n * tvm_constant(0.693359375) - n * tvm_constant(-2.12194440e-4)
-        return _let(rest, lambda r: (_horner(r, _EXP) * r * r + r + 1) * two_to_n)
-
-    # Beyond the range of single precision, and for NaN, the limits are put in.
-    far = tirx.Select(
-        x > tvm_constant(88.72),
-        tvm_constant(inf),
-        tirx.Select(x < tvm_constant(-87.33), tvm_constant(0), _let(scaled, power)),
-    )
-    return tirx.Select(tirx.isnan(x), x, far)
+    # Comparisons with NaN are false: as the second argument of max and min it stays.  Beyond, n is -126 or 128.
+    within = tirx.max(tvm_constant(-87.4), tirx.min(tvm_constant(88.8), x))
+    return _let(within, lambda y: _let(_shifted_exponent(y), lambda shifted: _scaled_power(y, shifted)))
 
 
-_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
+def _shifted_exponent(x: TvmObject) -> TvmObject:
+    """Return n + 126 + 1.5·2²³: a float32 with no bits for fractions, so the sum is rounded."""
+    return x * tvm_constant(1.44269504088896341) + tvm_constant(_EXPONENT_SHIFT)
+
+
+def _scaled_power(x: TvmObject, shifted: TvmObject) -> TvmObject:
+    """Return 2ⁿ⁻¹·2p(x - n ln 2): the last bits of *shifted* are the exponent's of 2ⁿ⁻¹, or of 0 for n = -126."""
+    n = shifted - tvm_constant(_EXPONENT_SHIFT)
+    half = tirx.reinterpret("float32", tirx.reinterpret("int32", shifted) << 23)
+    rest = x - n * tvm_constant(0.693359375) - n * tvm_constant(-2.12194440e-4)
+    return _let(rest, lambda r: _horner(r, tuple(2 * c for c in _EXP)) * half)
+
+
+_EXPONENT_SHIFT = 1.5 * 2**23 + 126
+_EXP = (0.001381408073939383, 0.0083687799051404, 0.04166841134428978, 0.1666651964187622, 0.4999999403955, 1.0, 1.0)
+"""Least relative error on |r| <= ln 2 / 2 with p(0) = p'(0) = 1: 3e-9."""
 _TANH = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
 
 
