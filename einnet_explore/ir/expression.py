@@ -237,8 +237,7 @@ def _reach(box: Box, padding: Padding) -> Box:
 def mul(*args: Scalar) -> Scalar:
     """Return the product of *args*, flattened; constants are collected in front, 1 is dropped.
 
-    Constants are multiplied if that has no rounding error, so that the value stays the same; if there are only
-    constants, they always are.
+    Constants are multiplied if that has no rounding error, so that the value stays the same.
     """
     return _flat("*", args, 1)
 
@@ -301,7 +300,7 @@ def _flat(op: str, args: tuple[Scalar, ...], neutral: float) -> Scalar:
             else:
                 flat.append(part)
     if len(constants) > 1:
-        constants = _fold(op, constants) if flat else [reduce(_OPERATIONS[op], constants)]
+        constants = _fold(op, constants)
     flat[:0] = [Const(value) for value in constants if value != neutral]
     if not flat:
         return Const(neutral)
@@ -323,7 +322,7 @@ def _fold(op: str, constants: Iterable[float]) -> list[float]:
 
 def _exactly(op: str, a: float, b: float) -> float | None:
     """Return *a* and *b* combined by *op*; None if that has a rounding error."""
-    found = _OPERATIONS[op](a, b)
+    found: float = _OPERATIONS[op](a, b)
     is_exact = not isfinite(found) or _OPERATIONS[op](Fraction(a), Fraction(b)) == Fraction(found)
     return found if is_exact else None
 
