@@ -303,6 +303,13 @@ def test_constant_factors_stay_with_the_reader() -> None:
     assert [e.via.operator if e.via else None for e in after.equations] == ["Matmul", None]
 
 
+def test_several_constant_factors_stay_with_the_reader() -> None:
+    m, n, k = one("m", 3), one("n", 4), one("k", 5)
+    product = mul(Const(0.1), Const(0.3), Tensor("A", (3, 5))[m, k], Tensor("B", (5, 4))[k, n])
+    (after,) = check(program(Scope((m, n), (k,), product)), "Matmul")
+    assert [e.via.operator if e.via else None for e in after.equations] == ["Matmul", None]
+
+
 def test_a_nested_padded_scope_with_nested_operands() -> None:
     """{Σ_c {relu A}·K} inside a reader that reads its padding: the operand becomes an equation, the padding stays."""
     t, f, c, h, r, u, v = (one(*x) for x in (("t", 5), ("f", 3), ("c", 4), ("h", 5), ("r", 3), ("u", 5), ("v", 4)))

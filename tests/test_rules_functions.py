@@ -228,6 +228,8 @@ def test_false_law_is_not_proved(before: str, after: str) -> None:
         (POSITIVE_SCALING, "Y[i:4] = maximum(3 * a[i], 1)", "1 / 3 is no number", {"part": 0, "direction": "apart"}),
         (POSITIVE_SCALING, "Y[i:4] = tanh(2 * a[i])", "tanh is not homogeneous", {"part": 0, "direction": "apart"}),
         (POSITIVE_SCALING, "Y[i:4] = -2 * relu(a[i])", "is not positive", {"part": 0, "direction": "together"}),
+        (POSITIVE_SCALING, "Y[i:4] = 0.1 * 0.3 * relu(a[i])", "has 2 constants", {"part": 0, "direction": "together"}),
+        (POSITIVE_SCALING, "Y[i:4] = relu(0.1 * 0.3 * a[i])", "no common constant", {"part": 0, "direction": "apart"}),
         (POSITIVE_SCALING, "Y[i:4] = 2 * sqrt(a[i])", "has the degree 1/2", {"part": 0, "direction": "together"}),
         (MONOTONE_DISTRIBUTION, "Y[i:4] = abs({[i:4] max[j:5] A[i, j]}[i])", "is no monotone function", {}),
         (MONOTONE_DISTRIBUTION, "Y[i:4] = {[i:4] max[j:5] A[i, j]}[i]", "is no function of one maximum", {}),

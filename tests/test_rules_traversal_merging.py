@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
+from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Bound, Iterator, Program, Scope, Tensor, as_index, mul, program
 from einnet_explore.rules import RULES, TRAVERSAL_MERGING
-from einnet_explore.syntax import parse
+from einnet_explore.syntax import parse, text
 from tests.rules_kit import Steps, assert_equal, check_rule, refuses, walks
 from tests.strategies import programs
+from tests.test_einnet_check import believed
 
 
 @given(programs(equations=2))
@@ -118,3 +120,28 @@ def test_wrong_access_numbers_are_refused() -> None:
     start = parse("tensor A[3]\nY[h:2] = A[h]")
     refuses(TRAVERSAL_MERGING, start, (0,), "access 3: the body has 1 accesses", access=3)
     refuses(TRAVERSAL_MERGING, start, (0,), "the parameter 'access' is missing")
+
+
+@pytest.mark.parametrize(
+    ("body", "merged"),
+    [
+        ("0.3 * {[i:4] A[i] / 0.1}[i]", "0.3 * (A[i] / 0.1)"),
+        ("0.3 * {[i:4] 0.1 * A[i]}[i]", "0.1 * 0.3 * A[i]"),
+        ("2 * {[i:4] 0.1 * A[i]}[i]", "0.2 * A[i]"),
+        ("0.75 * {[i:4] 0.5 * A[i]}[i]", "0.375 * A[i]"),
+        ("4 * {[i:4] 0.3 * {[i:4] 0.1 * A[i]}[i]}[i]", "0.1 * 1.2 * A[i]"),
+        ("0.1 * {[i:4] 0.3 * {[i:4] 0.1 * A[i]}[i]}[i]", "0.1 * 0.1 * 0.3 * A[i]"),
+        ("0.2 + {[i:4] 0.1 + A[i]}[i]", "0.1 + 0.2 + A[i]"),
+        ("0.5 + {[i:4] 0.25 + A[i]}[i]", "0.75 + A[i]"),
+        ("-0.1 + {[i:4] 0.1 + A[i]}[i]", "A[i]"),
+        ("0 * {[i:4] 0.1 * A[i]}[i]", "0 * A[i]"),
+    ],
+)
+def test_constants_of_merged_scopes_are_folded_only_if_that_is_exact(body: str, merged: str) -> None:
+    program_of = "tensor A[4]\nY[i:4] = {}"
+    start = parse(program_of.format(body))
+    after = start
+    while "{" in text(after):
+        after = TRAVERSAL_MERGING.match(after, (0,), access=0).apply(after).after
+    assert after == parse(program_of.format(merged)) == parse(text(after))
+    assert certify(start, after).kind == "proved" and believed(start, after)

@@ -264,3 +264,36 @@ def test_a_model_joins_the_contractions_around_a_depthwise_convolution() -> None
     uneven = partition(model(hidden=20)).subprograms  # an expansion to 20 channels has no whole vectors
     assert [len(s.nodes) for s in uneven] == [2, 4]
     assert [len(s.nodes) for s in partition(model(), through_cache=False).subprograms] == [2, 2, 2]
+
+
+def hard_swishes(channels: int = 32) -> Model:
+    """A depthwise and a pointwise convolution; each with a scale, a hard-swish and a scale in eight nodes."""
+    rng = np.random.default_rng(0)
+    weights = {
+        "k": rng.standard_normal((channels, 1, 3, 3)).astype(np.float32),
+        "v": rng.standard_normal((channels, channels, 1, 1)).astype(np.float32),
+    }
+    nodes = [node("Conv", ["x", "k"], ["c0"], group=channels, pads=[1, 1, 1, 1]), node("Conv", ["y0", "v"], ["c1"])]
+    for n, (first, shift, last) in enumerate(((2.728, 0.4215, 0.4946), (1.259, 0.9322, 0.9663))):
+        constants = {"first": first, "shift": shift, "three": 3, "zero": 0, "six": 6, "last": last, "end": -shift}
+        weights |= {f"{name}{n}": np.asarray(value, np.float32) for name, value in constants.items()}
+        steps = [("Mul", "c", "first"), ("Add", "s", "shift"), ("Add", "t", "three"), ("Clip", "u", "zero", "six")]
+        steps += [("Mul", "t", "w"), ("Div", "p", "six"), ("Mul", "q", "last"), ("Add", "r", "end")]
+        made = ("s", "t", "u", "w", "p", "q", "r", "y")
+        for (op, *reads), result in zip(steps, made, strict=True):
+            nodes.append(node(op, [f"{name}{n}" for name in reads], [f"{result}{n}"]))
+    return load_model(build(nodes, {"x": [1, channels, 8, 8]}, ["y1"], weights), {})
+
+
+def test_a_chain_with_hard_swish_as_exporters_write_it_is_proved() -> None:
+    """Constants are multiplied only where that is exact: the error of 1/6 times a constant has no useful bound."""
+    (joined,) = partition(hard_swishes()).subprograms
+    assert len(joined.nodes) == 18 and [len(part.nodes) for part in joined.parts] == [9, 9]
+    program = joined.anonymous.program
+    found = chain_in_vectors(program)
+    assert found is not None
+    for step in found.steps:
+        assert certify(step.before, step.after, exact_elements=None).kind == "proved", step.match.to_json()
+        assert believed(step.before, step.after), step.match.to_json()
+    merged = [step for step in found.steps if step.match.rule.name == "traversal_merging"]
+    assert any("0.16666666666666666 * 0.49459" in ee.text(step.after) for step in merged)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
-from math import prod
+from math import isfinite, prod
 from typing import Any, TypeAlias
 
 from einnet_explore.ir.index import Index, IndexLike, Iterator, as_index
@@ -235,12 +235,18 @@ def _reach(box: Box, padding: Padding) -> Box:
 
 
 def mul(*args: Scalar) -> Scalar:
-    """Return the product of *args*, flattened; constants are collected in front, 1 is dropped."""
+    """Return the product of *args*, flattened; constants are collected in front, 1 is dropped.
+
+    Constants are multiplied if that has no rounding error, so that the value stays the same.
+    """
     return _flat("*", args, 1)
 
 
 def add(*args: Scalar) -> Scalar:
-    """Return the sum of *args*, flattened; constants are collected in front, 0 is dropped."""
+    """Return the sum of *args*, flattened; constants are collected in front, 0 is dropped.
+
+    Constants are added as ``mul`` multiplies them.
+    """
     return _flat("+", args, 0)
 
 
@@ -270,23 +276,55 @@ def factors(body: Scalar) -> tuple[Scalar, ...]:
     return body.args if isinstance(body, Apply) and body.op == "*" else (body,)
 
 
+def split_constants(parts: Iterable[Scalar]) -> tuple[tuple[float, ...], tuple[Scalar, ...]]:
+    """Return the values of the constants among *parts*, and the other parts."""
+    every = tuple(parts)
+    return tuple(p.value for p in every if isinstance(p, Const)), tuple(p for p in every if not isinstance(p, Const))
+
+
 def terms(body: Scalar) -> tuple[Scalar, ...]:
     """Return the terms of a sum; any other body is its only term."""
     return body.args if isinstance(body, Apply) and body.op == "+" else (body,)
 
 
+_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {"+": operator.add, "*": operator.mul}
+
+
 def _flat(op: str, args: tuple[Scalar, ...], neutral: float) -> Scalar:
     flat: list[Scalar] = []
-    const = neutral
+    constants: list[float] = []
     for arg in args:
         for part in arg.args if isinstance(arg, Apply) and arg.op == op else (arg,):
             if isinstance(part, Const):
-                const = const + part.value if op == "+" else const * part.value
+                constants.append(part.value)
             else:
                 flat.append(part)
-    if const != neutral or not flat:
-        flat.insert(0, Const(const))
+    if len(constants) > 1:
+        constants = _fold(op, constants)
+    flat[:0] = [Const(value) for value in constants if value != neutral]
+    if not flat:
+        return Const(neutral)
     return flat[0] if len(flat) == 1 else Apply(op, tuple(flat))
+
+
+def _fold(op: str, constants: Iterable[float]) -> list[float]:
+    """Combine *constants* by *op* where that has no rounding error, or is infinite; return them in ascending order."""
+    left: list[float] = []
+    for constant in sorted(constants):
+        together = ((n, _exactly(op, constant, other)) for n, other in enumerate(left))
+        match next(((n, value) for n, value in together if value is not None), None):
+            case n, value:
+                left[n] = value
+            case None:
+                left.append(constant)
+    return sorted(left)
+
+
+def _exactly(op: str, a: float, b: float) -> float | None:
+    """Return *a* and *b* combined by *op*; None if that has a rounding error."""
+    found: float = _OPERATIONS[op](a, b)
+    is_exact = not isfinite(found) or _OPERATIONS[op](Fraction(a), Fraction(b)) == Fraction(found)
+    return found if is_exact else None
 
 
 def walk_scalar(body: Scalar) -> Iterable[Scalar]:

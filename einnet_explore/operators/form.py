@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import permutations
-from math import gcd
+from math import gcd, prod
 from typing import TypeAlias
 
 from einnet_explore.analysis.indices import open_views, substitute_index
@@ -33,7 +33,9 @@ from einnet_explore.ir import (
     Remainder,
     Scope,
     as_index,
+    mul,
     padded,
+    split_constants,
 )
 from einnet_explore.operators.operator import Operator
 from einnet_explore.operators.pattern import Pattern
@@ -140,8 +142,9 @@ def read_body(scope: Scope) -> BodyForm:
     match body:
         case Apply("/", (Access() as read, Const(value))):
             body, divisor = read, value
-        case Apply("*", (Const(value), *rest)) if scope.reduce == "sum" and rest:
-            body, scale = rest[0] if len(rest) == 1 else Apply("*", tuple(rest)), value
+        case Apply("*", args) if scope.reduce == "sum" and isinstance(args[0], Const):
+            constants, rest = split_constants(args)
+            body, scale = mul(*rest), prod(constants)
     match body:
         case Access() as read:
             return BodyForm("", (read,), scale, divisor)

@@ -19,7 +19,17 @@ from math import prod
 from einnet_explore.analysis.counts import is_compute_bound
 from einnet_explore.analysis.products import TensorContraction, describe_nonlinearity
 from einnet_explore.codegen.register_tiles import this_machine
-from einnet_explore.ir import ELEMENT_TYPES, Access, Apply, Const, Equation, Program, Scope, scopes, tensors
+from einnet_explore.ir import (
+    ELEMENT_TYPES,
+    Access,
+    Apply,
+    Equation,
+    Program,
+    Scope,
+    scopes,
+    split_constants,
+    tensors,
+)
 from einnet_explore.onnx_import.node_call import assemble
 from einnet_explore.pipeline.node_groups import CHEAP_KINDS, NodeGroups
 from einnet_explore.pipeline.subprogram import anonymize
@@ -93,10 +103,11 @@ def _moves_after(units: NodeGroups, last: int) -> set[int]:
 
 
 def _is_scaling(equations: tuple[Equation, ...]) -> bool:
-    """Whether *equations* are the product of one read and a constant."""
+    """Whether *equations* are the product of one read and constants."""
     match [e.scope for e in equations]:
-        case [Scope(summations=(), body=Apply("*", (Const(), Access())))]:
-            return True
+        case [Scope(summations=(), body=Apply("*", parts))]:
+            _, others = split_constants(parts)
+            return len(others) == 1 and isinstance(others[0], Access)
     return False
 
 
@@ -345,15 +356,10 @@ def _is_one_chain(units: NodeGroups, nodes: set[int]) -> bool:
     inner = nodes - {max(nodes)}
     if not all(units.after[n] <= nodes and outputs.isdisjoint(units.model.nodes[n].results) for n in inner):
         return False
-    if len(nodes) > MAX_CHAIN_NODES:
-        return False
     program = units.program_of(nodes)
     question = f"is one chain in vectors of {this_machine().lanes}"
     return units.memory.holds(question, str(program), lambda: is_chain_in_vectors(program))
 
-
-MAX_CHAIN_NODES = 12
-"""Nodes that are joined through the cache, at most: steps of longer chains are compared on samples, for minutes."""
 
 MAX_LIGHT_SUM = 64
 """Products for each element of a contraction that memory is likely to bound, at most."""

@@ -163,8 +163,8 @@ def _value(body: Scalar, read: Access, value: float) -> Fraction | float:
             return _value(part, read, value) / Fraction(k)
         case Apply("+", args):
             return sum(_value(arg, read, value) for arg in args)
-        case Apply("*", (Const(k), part)) if k:
-            return Fraction(k) * _value(part, read, value)
+        case Apply("*", (Const(k), *rest)) if k and rest:
+            return Fraction(k) * _value(mul(*rest), read, value)
         case Apply(op, args) if (known := SCALAR_FUNCTIONS[op]).compute and (known.is_integral or known.is_rounding):
             return known.of_numbers(*(_value(arg, read, value) for arg in args))
     if body == read:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from fractions import Fraction
 from math import inf, isfinite
 
-from einnet_explore.ir import Apply, Const, Scalar, factors, mul
+from einnet_explore.ir import Apply, Const, Scalar, factors, mul, split_constants
 from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 from einnet_explore.rules.base import function_rule
 from einnet_explore.support.errors import Refused
@@ -28,17 +28,19 @@ def _outside(body: Apply) -> Scalar:
 
 def _inside(body: Apply) -> Scalar:
     """Return k · f(x) as f(k·x), for the first function of a product with a constant."""
-    constants = [f.value for f in factors(body) if isinstance(f, Const)]
-    images = [f for f in factors(body) if isinstance(f, Apply) and SCALAR_FUNCTIONS[f.op].degree is not None]
+    constants, others = split_constants(factors(body))
+    images = [f for f in others if isinstance(f, Apply) and SCALAR_FUNCTIONS[f.op].degree is not None]
     if body.op != "*" or not constants or not images:
         raise Refused(f"{body!r} is no product of a constant and a function of some degree")
+    if len(constants) > 1:
+        raise Refused(f"{body!r} has {len(constants)} constants, whose product is no number in binary")
     image, (k,) = images[0], constants
     if not 0 < k < inf:
         raise Refused(f"the constant {k:g} is not positive and finite")
     if (degree := SCALAR_FUNCTIONS[image.op].degree) != 1:
         raise Refused(f"{image.op} has the degree {degree}, expected 1")
     inside = Apply(image.op, tuple(mul(Const(k), arg) for arg in image.args))
-    return mul(*(inside if f is image else f for f in factors(body) if not isinstance(f, Const)))
+    return mul(*(inside if f is image else f for f in others))
 
 
 def _common_scale(body: Apply) -> tuple[float, tuple[Scalar, ...]]:
@@ -50,16 +52,17 @@ def _common_scale(body: Apply) -> tuple[float, tuple[Scalar, ...]]:
 
 
 def _size(arg: Scalar) -> float:
-    """The magnitude of the constant factor of *arg*, 1 if there is none."""
-    return abs(next((f.value for f in factors(arg) if isinstance(f, Const)), 1))
+    """The magnitude of the constant factor of *arg*, 1 if there is none, or several."""
+    constants, _ = split_constants(factors(arg))
+    return abs(constants[0]) if len(constants) == 1 else 1
 
 
 def _divided(arg: Scalar, k: float) -> Scalar:
     """*arg* / k, where k is the magnitude of its constant factor, or *arg* is a constant."""
-    constant = next(f.value for f in factors(arg) if isinstance(f, Const))
+    (constant,), others = split_constants(factors(arg))
     if not isfinite(constant) or Fraction(constant / k) * Fraction(k) != Fraction(constant):
         raise Refused(f"{constant:g} / {k:g} is no number in binary")
-    return mul(Const(constant / k), *(f for f in factors(arg) if not isinstance(f, Const)))
+    return mul(Const(constant / k), *others)
 
 
 def _power(name: str, k: float) -> float:

@@ -82,7 +82,7 @@ def _copy_input(program: Program, reader: Equation, params: InputCopy) -> Progra
     own = tuple(Iterator(f"z{d + 1}", lo, hi) for d, (lo, hi) in enumerate(source.box))
     over = tuple(own[d] for d in params.order)
     padding = tuple(source.padding[d] for d in params.order) if source.padding else ()
-    body = Access(replace(source, padding=(), value=0), tuple(map(as_index, own)))
+    body = Access(source, tuple(map(as_index, own)))
     copy = Equation(program.fresh("T"), Scope(over, (), body, padding=padding, value=source.value if padding else 0))
 
     def there(access: Access) -> Access:

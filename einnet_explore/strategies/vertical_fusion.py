@@ -27,7 +27,7 @@ from einnet_explore.analysis.counts import ELEMENT_BYTES, bytes_moved
 from einnet_explore.analysis.equations import equation_number, find_equation, readers, weight_only
 from einnet_explore.analysis.indices import iterators_of
 from einnet_explore.analysis.products import quotient_factors
-from einnet_explore.ir import Access, Apply, Const, Path, Program, Scope
+from einnet_explore.ir import Access, Apply, Const, Path, Program, Scope, split_constants
 from einnet_explore.rules import (
     BOUNDARY_RELAXING,
     CONTRACTION_ORDER,
@@ -182,10 +182,13 @@ def _is_moved_sum(scope: Scope, reader: Scope) -> bool:
 
 
 def _is_moved_or_scaled(scope: Scope, reader: Scope) -> bool:
-    """Whether *scope* only re-indexes, or multiplies by a constant."""
+    """Whether *scope* only re-indexes, or multiplies by constants."""
     match scope.body:
-        case Access() | Apply("*", (Const(), Access())):
+        case Access():
             return not scope.summations
+        case Apply("*", parts):
+            _, others = split_constants(parts)
+            return not scope.summations and len(others) == 1 and isinstance(others[0], Access)
     return False
 
 
