@@ -555,6 +555,7 @@ def _requantised(text: str) -> Expr:
     [
         "uint8(minimum(maximum(round((0.048896674 * A[i] - 7.138914 + 0.03417093 * B[i]) / 0.04424368), 0), 255))",
         "uint8(minimum(relu(9 + round(0.731 * A[i] + 0.3)), 200))",
+        "uint8(minimum(relu(round(0.77 * A[i] + 0.3125 * B[i])), 255))",
     ],
 )
 def test_bytes_are_requantised_in_single_precision_where_all_integers_are_the_same(text: str) -> None:

@@ -20,9 +20,8 @@ Array = npt.NDArray[np.float64]
 STEPS = range(-2, 3)
 """Neighbours of a constant in ``float32`` that are tried: two numbers below it to two above."""
 
-
 MIN = 2.0**-20
-"""Constants are larger than this, and smaller than its reciprocal."""
+"""Constants that are not 0 are larger than this, and smaller than its reciprocal."""
 
 
 def nearest_integer(e: Expr) -> tuple[Expr, float, float, float] | None:
@@ -114,7 +113,8 @@ def _single_constants(
     const = float(exact[start]) - sum(k * axis[0] for k, axis in zip(factors, axes, strict=True))
     grid = np.meshgrid(*axes, indexing="ij")
     affine = const + sum(k * x for k, x in zip(factors, grid, strict=True))
-    if not np.allclose(exact, affine, rtol=0, atol=1e-6) or not all(MIN < abs(x) < 1 / MIN for x in (const, *factors)):
+    is_moderate = all(x == 0 or MIN < abs(x) < 1 / MIN for x in (const, *factors))
+    if not is_moderate or not np.allclose(exact, affine, rtol=0, atol=1e-6):
         return None
     wanted = rounded(exact)
     for steps in sorted(product(STEPS, repeat=1 + exact.ndim), key=lambda s: sum(map(abs, s))):
@@ -128,8 +128,8 @@ def _single_constants(
 
 
 def _neighbour(value: float, steps: int) -> float:
-    """The number of ``float32`` that is *steps* after the nearest one to *value*."""
+    """The number of ``float32`` that is *steps* after the nearest one to *value*; 0 has none."""
     found = np.float32(value)
-    for _ in range(abs(steps)):
+    for _ in range(abs(steps) if value else 0):
         found = np.nextafter(found, np.float32(np.copysign(np.inf, steps)))
     return float(found)
