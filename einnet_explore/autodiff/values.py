@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from math import prod
 from typing import Literal, TypeAlias
 
 from einnet_explore.analysis.canonical_keys import canonical_key, numbering
@@ -39,7 +40,9 @@ from einnet_explore.ir import (
     Tensor,
     accesses,
     as_index,
+    factors,
     map_accesses,
+    mul,
 )
 
 ValueKind: TypeAlias = Literal["leaf", "function", "sum", "product", "reduction", "guard"]
@@ -240,20 +243,19 @@ class Values:
     def product(self, entries: Iterable[tuple[int, Term]], own: Called) -> Term:
         """Return the flat product of factors and inverted factors; signs go outside."""
         sign = 1
-        consts: dict[int, float] = {1: 1, -1: 1}
+        consts: dict[int, list[Scalar]] = {1: [], -1: []}
         uses: list[tuple[int, Use]] = []
         for mark, term in self._flatten(entries, "product"):
             if isinstance(term, Const):
-                consts[mark] = consts[mark] * term.value
+                sign *= -1 if term.value < 0 else 1
+                consts[mark].append(Const(abs(term.value)))
             else:
                 sign *= term.sign
                 uses.append((mark, replace(term, sign=1)))
-        for mark, value in consts.items():
-            if value < 0:
-                sign, consts[mark] = -sign, -value
-        numbers = [_factor_of(mark, Const(value)) for mark, value in consts.items() if value != 1]
-        if not uses and consts[-1] == 1:
-            return Const(sign * consts[1])
+        folded = {mark: factors(mul(*found)) for mark, found in consts.items()}  # as far as that is exact
+        numbers = [_factor_of(mark, k) for mark, found in folded.items() for k in found if k != Const(1)]
+        if not uses and folded[-1] == (Const(1),):
+            return Const(sign * prod(k.value for k in folded[1] if isinstance(k, Const)))
         if len(uses) == 1 and uses[0][0] == 1 and not numbers:
             return replace(uses[0][1], sign=sign)
         args = (*numbers, *(_factor_of(mark, definition_scalar(use)) for mark, use in uses))
