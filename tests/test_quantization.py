@@ -24,7 +24,7 @@ from einnet_explore.onnx_import.node_call import NotUnderstood
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.matching import match_operator
 from einnet_explore.pipeline.fusion import fuse_eoperators, generate_equation
-from einnet_explore.pipeline.layouts import assign_layouts, estimate_equation
+from einnet_explore.pipeline.layouts import PROHIBITIVE_SECONDS, LayoutProblem, assign_layouts, estimate_equation
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.plan import ProgramCall, build_plan
 from einnet_explore.pipeline.subprogram import step_certificates
@@ -665,6 +665,8 @@ output Y"""
 @pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
 def test_layouts_between_products_of_bytes_have_channels_last() -> None:
     program = ee.parse(CHAIN)
+    back = LayoutProblem(program, estimate_equation).transform(("T", 1, 0))
+    assert back == PROHIBITIVE_SECONDS  # a copy in the own layout is not derived, so it is not chosen
     done = assign_layouts(Derivation(program), estimate_equation, None)
     shapes = {e.name: e.scope.shape for e in done.end.equations}
     assert shapes["T"] == shapes["Q"] == (1, 14, 14, 16) and shapes["M"] == (1, 7, 7, 16)

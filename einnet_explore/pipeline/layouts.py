@@ -349,6 +349,9 @@ MAX_MEASURING_SECONDS = 20.0
 RUNS_PER_MODE = 50
 """Approximate runs of a mode that is measured, of all engines together."""
 
+PROHIBITIVE_SECONDS = 1.0
+"""Seconds that no layout saves in a run of a program."""
+
 MAX_MODES = 12
 """Modes of one equation that are priced; beyond, those that change one tensor, or all to one order."""
 
@@ -466,7 +469,9 @@ class LayoutProblem:
         return bijection(xs, tuple(n for n, _ in found), tuple(i for _, i in found))
 
     def transform(self, what: Transform) -> float:
-        """Return the seconds of a transform."""
+        """Return the seconds of a transform: ``PROHIBITIVE_SECONDS`` back to the own layout, which is not derived."""
+        if not what[2]:
+            return PROHIBITIVE_SECONDS
         if what not in self.transform_seconds:
             self.transform_seconds[what] = self._price_transform(*what)
         return self.transform_seconds[what]
