@@ -115,23 +115,20 @@ class NodeGroups:
 
     def _leads_around(self, a: int, b: int) -> bool:
         """Whether a path from group *a* to group *b* visits another group."""
-        waiting = self._readers(a) - {b}
+        waiting = self.group_readers(a) - {b}
         seen = set(waiting)
         while waiting:
-            here = self._readers(waiting.pop())
+            here = self.group_readers(waiting.pop())
             if b in here:
                 return True
             waiting |= here - seen
             seen |= here
         return False
 
-    def _readers(self, group: int) -> set[int]:
-        # Groups joined since are still called by their old names here.
-        return {self.of[g] for g in self.readers[group]} - {group}
-
     def group_readers(self, group: int) -> set[int]:
         """Return the groups that read *group*."""
-        return self._readers(group)
+        # Groups joined since are still called by their old names here.
+        return {self.of[g] for g in self.readers[group]} - {group}
 
     def group_sources(self, group: int) -> set[int]:
         """Return the groups that *group* reads."""
@@ -139,6 +136,6 @@ class NodeGroups:
 
     def groups(self) -> Iterable[tuple[int, ...]]:
         """Return the groups in an executable order."""
-        left = {g: {self.of[m] for n in ns for m in self.before[n]} - {g} for g, ns in self.members.items()}
+        left = {g: self.group_sources(g) for g in self.members}
         order = TopologicalSorter({g: left[g] for g in sorted(left, key=lambda g: min(self.members[g]))})
         return tuple(tuple(sorted(self.members[g])) for g in order.static_order())
