@@ -107,6 +107,7 @@ def _store_inputs(derivation: Derivation, name: str, x: Iterator) -> Derivation:
     return derivation
 
 
+@lru_cache(256)  # layers of one model are often equal, and partition, order and tuning ask
 def chain_in_vectors(program: Program) -> Derivation | None:
     """Derive one kernel in blocks for each output of *program*, in vectors; None if no output has one."""
     try:
@@ -115,7 +116,6 @@ def chain_in_vectors(program: Program) -> Derivation | None:
         return None
 
 
-@lru_cache(256)  # layers of one model are often equal
 def is_chain_in_vectors(program: Program) -> bool:
     """Whether one kernel in blocks computes *program*."""
     found = chain_in_vectors(program)
