@@ -141,6 +141,18 @@ def test_a_chain_in_blocks_keeps_every_integer(
     np.testing.assert_array_equal(run(scope, cuts, {**arrays, **known}, threads), convolved(arrays, p))
 
 
+def test_products_of_bytes_do_not_run_in_blocks() -> None:
+    text = """
+tensor A[1, 16, 5, 16]{0} pad [0, 0, 1, 1]
+tensor K[32, 16, 3, 3]{1} weight
+T[n:1, f:32, h:5, w:16] = sum[c:16, r:3, s:3] A[n, c, h+r-1, w+s-1] * K[f, c, r, s]
+Y[n:1, f:32, h:5, w:16] = relu(T[n, f, h, w])
+"""
+    floats, codes = (ee.parse(text.format(*types)) for types in (("", ""), (" uint8", " int8")))
+    assert chain_in_blocks(fuse_eoperators(Derivation(floats))) is not None
+    assert chain_in_blocks(fuse_eoperators(Derivation(codes))) is None
+
+
 def test_a_program_with_a_chain_in_it_is_compiled() -> None:
     program = convolution(1, 16, 16, 5, 6)
     arrays = integers(program)

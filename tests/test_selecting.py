@@ -21,6 +21,7 @@ from einnet_explore.pipeline import assembly as assembling_module
 from einnet_explore.pipeline import optimised as attribution_module
 from einnet_explore.pipeline import plan as plan_module
 from einnet_explore.pipeline import selection as result_module
+from einnet_explore.pipeline.assembly import PlanForm
 from einnet_explore.pipeline.baseline import Baseline, random_model_inputs
 from einnet_explore.pipeline.model_sessions import open_session, run_session
 from einnet_explore.pipeline.optimisation import OptimiserOptions
@@ -30,6 +31,7 @@ from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
 from einnet_explore.pipeline.selection import (
     ELIMINATION_SECONDS,
     FORWARD_SELECTION_SECONDS,
+    MAX_SINGLE_TRIALS,
     MIN_SELECTION_SECONDS,
     UNTRIED,
     ForwardSelection,
@@ -203,6 +205,31 @@ class Fake:
 
     def make_room(self) -> None:
         self.made_room += 1
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_many_exact_subprograms_are_tried_in_the_first_form(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = SimpleNamespace(rounds_exactly=exact, contender=None)
+    parts = [SimpleNamespace(kept=True, trial=trial, gain=1.0) for _ in range(MAX_SINGLE_TRIALS + 1)]
+    subprograms = [SimpleNamespace(task_name=lambda _, n=n: str(n)) for n in range(len(parts))]
+    settings = SimpleNamespace(runtime="plan")
+    selector = Selector(
+        SimpleNamespace(model=None),  # type: ignore[arg-type]
+        SimpleNamespace(settings=settings),  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        "",
+        parts,  # type: ignore[arg-type]
+        subprograms,  # type: ignore[arg-type]
+    )
+    forms: list[PlanForm] = []
+
+    def select(form: PlanForm, winners: Any, contenders: Any) -> ForwardSelection:
+        forms.append(form)
+        return ForwardSelection([], None, {})  # type: ignore[arg-type]
+
+    monkeypatch.setattr(selector, "_select_forward", select)
+    selector._select()
+    assert forms == [PlanForm.JOINED if exact else PlanForm.SEPARATE]  # joined programs are derived for each trial
 
 
 def test_the_original_rests_while_two_plans_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ from einnet_explore.analysis.equations import (
 )
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.fused_chain import Stage
-from einnet_explore.analysis.products import match_integer_product
+from einnet_explore.analysis.products import match_integer_product, multiplies_bytes
 from einnet_explore.analysis.regions import bijection
 from einnet_explore.codegen.fused_tiling.block_sizes import tileable_chain
 from einnet_explore.codegen.register_tiles import this_machine
@@ -270,8 +270,13 @@ PANEL_COLUMNS = 64
 
 
 def chain_in_blocks(derivation: Derivation) -> Derivation | None:
-    """Derive one blocked kernel for each output of *derivation* where possible; None if no output has one."""
+    """Derive one blocked kernel for each output of *derivation* where possible; None if no output has one.
+
+    Products of bytes have kernels of their own, with instructions that a blocked kernel has not.
+    """
     done = derivation
+    if any(multiplies_bytes(e.scope) for e in derivation.end.equations):
+        return None
     for name in derivation.end.outputs:
         with suppress(Refused):
             done = _chain_output(done, name)

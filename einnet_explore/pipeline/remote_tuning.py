@@ -56,12 +56,12 @@ class SearchRequest:
 
 @dataclass(frozen=True, slots=True)
 class SearchReply:
-    """The variants of a search: seconds, kind, tables and, if a task may need the derivation, its steps.
+    """The variants of a search: seconds, kind, tables, whether all is generated, and steps of those that may be needed.
 
     *states* were seen; the search was *cut* off if memory ran short.
     """
 
-    ranked: list[tuple[float, Hashable, tuple[Table, ...], Steps | None]]
+    ranked: list[tuple[float, Hashable, tuple[Table, ...], bool, Steps | None]]
     states: int
     cut: bool
 
@@ -148,7 +148,7 @@ def answer_request(
         found = find_variants(request.program, cost, replace(settings, seconds=request.seconds))
     needed = {id(variant) for variant in requested_variants(found.variants, settings, request.below)}
     sent = [
-        (v.seconds, v.kind, v.tables, steps_to_json(v.derivation()) if id(v) in needed else None)
+        (v.seconds, v.kind, v.tables, v.is_generated, steps_to_json(v.derivation()) if id(v) in needed else None)
         for v in found.variants
     ]
     return SearchReply(sent, found.states, found.memory_short)
@@ -157,8 +157,8 @@ def answer_request(
 def variants_of_reply(program: Program, reply: SearchReply) -> FoundVariants:
     """Return the variants of *program* in *reply*; steps are applied on demand."""
     ranked = [
-        Variant(seconds, kind, partial(_replay_steps, program, steps), tables)
-        for seconds, kind, tables, steps in reply.ranked
+        Variant(seconds, kind, partial(_replay_steps, program, steps), tables, is_generated)
+        for seconds, kind, tables, is_generated, steps in reply.ranked
     ]
     return FoundVariants(ranked, reply.states, reply.cut)
 

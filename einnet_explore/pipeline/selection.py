@@ -591,9 +591,10 @@ class Selector:
             for n, p in enumerate(self.parts)
             if not p.kept and p.trial.contender and p.certificate not in UNSOUND_KINDS
         ]
-        # Joined programs are derived anew for every trial, so many groups are tried in a separate form.
+        # Joined programs are derived anew for every trial, so many groups are tried in a separate form; exact ones are
+        # one trial.
         form = self._forms[0]
-        if len(self._groups(winners)) > MAX_SINGLE_TRIALS:
+        if len(self._groups(n for n in winners if n not in self._exact)) > MAX_SINGLE_TRIALS:
             form = next((f for f in self._forms if not f.is_joined), form)
         found = self._select_forward(form, winners, contenders)
         self.interrupted = found.interrupted

@@ -67,6 +67,8 @@ class Variant:
     derivation: Callable[[], Derivation]
     tables: tuple[Table, ...] = ()
     """The coefficient tables that it reads; their shapes identify a bilinear algorithm."""
+    is_generated: bool = True
+    """Whether it has generated kernels only, and calls no library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,8 @@ def find_variants(program: Program, cost: Cost, settings: Settings) -> FoundVari
 
 def _variant(seconds: float, program: Program, derivation: Callable[[], Derivation]) -> Variant:
     read = (a.source for e in program.equations for a in accesses(e.scope.body))
-    return Variant(seconds, _kind(program), derivation, tuple(t for t in read if isinstance(t, Table)))
+    is_generated = not any(e.via and e.via.is_library_call for e in program.equations)
+    return Variant(seconds, _kind(program), derivation, tuple(t for t in read if isinstance(t, Table)), is_generated)
 
 
 def _same(derivation: Derivation) -> Derivation:
@@ -144,13 +147,16 @@ def _kind(program: Program) -> Hashable:
 def select_finalists(ranked: Iterable[Variant], most: int, below: float) -> tuple[Variant, ...]:
     """Return at most *most* of *ranked*, estimated below *below* seconds: the best of each kind, then the next best.
 
-    Those far above the cheapest are left out: they would only take time to measure.
+    The cheapest of generated kernels only is among them: an estimate adds up equations, some of them as they were
+    measured, but the compiled program may compute element-wise ones in the kernel of the product before.  Those far
+    above the cheapest are left out: they would only take time to measure.
     """
     ranked = tuple(ranked)
     below = min(below, MAX_ESTIMATE_SPREAD * min((variant.seconds for variant in ranked), default=inf))
     promising = [variant for variant in ranked if variant.seconds < below]
     first: dict[Hashable, Variant] = {}
-    for variant in promising:
+    generated = next((variant for variant in promising if variant.is_generated), None)
+    for variant in (*([generated] if generated else []), *promising):
         first.setdefault(variant.kind, variant)
     best = list(first.values())[:most]
     rest = [variant for variant in promising if all(variant is not b for b in best)]
