@@ -16,7 +16,7 @@ from einnet_explore.codegen.fusion.frame import EmissionState, FusedLayout, Loop
 from einnet_explore.codegen.fusion.operations import read_name
 from einnet_explore.codegen.fusion.plan import FusedNest, FusedStage, FusedStep
 from einnet_explore.codegen.language.guards import split_at_guards
-from einnet_explore.codegen.language.lowering import FIRST_BLOCK
+from einnet_explore.codegen.language.lowering import FIRST_BLOCK, mixed_radix_split
 from einnet_explore.codegen.language.statements import (
     TILE_SIDES,
     Assign,
@@ -355,11 +355,7 @@ def cpu_kernel(flat: FusedLayout, kind: Type, row_points: int = ROW_POINTS) -> K
     row_points = flat.joined or row_points
     frame = EmissionState(flat, kind, I64)
     first = Var(FIRST_BLOCK, I64)
-    params: tuple[Array | Var, ...] = (
-        *frame.arrays.values(),
-        first,
-        *frame.numbers,
-    )
+    params: tuple[Array | Var, ...] = (*frame.arrays.values(), first, *frame.numbers)
     return Kernel("fused", params, tuple(_CpuWriter(flat, row_points).kernel(frame, first)))
 
 
@@ -378,14 +374,15 @@ class _CpuWriter(LaneWriter):
         lanes = self.flat.together
         point = self.var("point")
         yield Declare(point, cast(I64, LaunchIndex("block")) + first)
-        rest: Expr = point
         row: PointRow | None = None
+
+        def number_of(x: Iterator) -> Expr:
+            return (frame.extent(x) + (self.row_points - 1)) // self.row_points if x == lanes else frame.extent(x)
+
         counted = [x for x in self.flat.grid if x != self.flat.swept]
-        for x in reversed(counted):
-            size = frame.extent(x) if x != lanes else (frame.extent(x) + (self.row_points - 1)) // self.row_points
+        for x, digit in mixed_radix_split(counted, point, number_of).items():
             place = self.var(f"at {x.name}")
-            yield Declare(place, rest if x == counted[0] else rest % size)
-            rest = rest // size
+            yield Declare(place, digit)
             if x != lanes:
                 frame = frame.standing(x, place)
                 continue

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import count
 from math import prod
+from operator import mul
 
 from einnet_explore.analysis.flattening import are_neighbours, row_major_strides
 from einnet_explore.analysis.indices import box_tests
@@ -265,6 +266,10 @@ class EmissionState:
             return Literal(1, self.wide)
         return Literal(self.flat.extents[x], self.wide) if self._known(x) else Var(size_name(x), self.wide)
 
+    def count(self, axes: Iterable[Iterator]) -> Expr:
+        """Return the number of points of *axes*."""
+        return reduce(mul, map(self.extent, axes), Literal(1, self.wide))
+
     def standing(self, x: Iterator, place: Expr) -> EmissionState:
         """Return the state with *x* at *place*, counted from 0."""
         return replace(self, at={**self.at, x: add_offset(place, x.lo)})
@@ -331,10 +336,7 @@ class EmissionState:
         if space.slot is None:
             unit = self.flat.strides[memory][d] == 1
             return Literal(1, self.wide) if unit else Var(step_name(memory, d), self.wide)
-        step: Expr = Literal(1, self.wide)
-        for x in space.axes[d + 1 :]:
-            step = step * self.extent(x)
-        return step
+        return self.count(space.axes[d + 1 :])
 
     def guarded(self, step: FusedStep, value: Expr) -> Expr:
         """Return *value* if the domain of *step* holds, else its constant."""

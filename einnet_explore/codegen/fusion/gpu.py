@@ -41,6 +41,7 @@ from einnet_explore.codegen.fusion.frame import (
 )
 from einnet_explore.codegen.fusion.operations import Shapes, read_name
 from einnet_explore.codegen.fusion.plan import FusedKernel, FusedNest, FusedStage, FusedStep, check_served
+from einnet_explore.codegen.language.lowering import mixed_radix_split
 from einnet_explore.codegen.language.statements import (
     Assign,
     Barrier,
@@ -60,7 +61,6 @@ from einnet_explore.codegen.language.values import (
     Array,
     Expr,
     LaunchIndex,
-    Literal,
     Type,
     Var,
     cast,
@@ -110,11 +110,7 @@ def write_kernel(writer: GpuWriter, kind: Type) -> Kernel:
     flat = writer.flat
     frame = EmissionState(flat, kind, address_type(flat))
     slots = tuple(Var(f"{slot_name(n)} size", frame.wide) for n in range(flat.fused.slots))
-    params: tuple[Array | Var, ...] = (
-        *frame.arrays.values(),
-        *slots,
-        *frame.numbers,
-    )
+    params: tuple[Array | Var, ...] = (*frame.arrays.values(), *slots, *frame.numbers)
     body = writer.thread_per_point(frame, slots) if flat.lanes is not None else writer.block_per_point(frame, slots)
     blocks = gpu_blocks(flat, writer.threads) // writer.points
     return Kernel("fused", params, tuple(body), (writer.threads * writer.points, 1, 1), (max(1, blocks), 1, 1))
@@ -160,20 +156,13 @@ class GpuWriter(LoopWriter):
         stages = self.flat.fused.stages
         each = [Counter(frame.total(s)[0] for s in _joined_steps(stage)) for stage in stages]
         widest = reduce(or_, each)
+
+        def tree(turn: int, n: int, kind: Type) -> Array:
+            name = f":tree {turn} {n}{'' if kind == frame.kind else f' {kind!r}'}"
+            return Array(name, kind, self.threads * self.points, "shared", align=16)
+
         trees: tuple[_Trees, ...] = tuple(
-            {
-                kind: tuple(
-                    Array(
-                        f":tree {turn} {n}{'' if kind == frame.kind else f' {kind!r}'}",
-                        kind,
-                        self.threads * self.points,
-                        "shared",
-                        align=16,
-                    )
-                    for n in range(number)
-                )
-                for kind, number in widest.items()
-            }
+            {kind: tuple(tree(turn, n, kind) for n in range(number)) for kind, number in widest.items()}
             for turn in range(min(2, len(stages)))
         )
         yield from (LocalArray(a) for turn in trees for arrays in turn.values() for a in arrays)
@@ -196,9 +185,7 @@ class GpuWriter(LoopWriter):
         point = self.var("point", frame.wide)
         block, thread = cast(frame.wide, LaunchIndex("block")), cast(frame.wide, _THREAD)
         yield Declare(point, block * self.threads + thread)
-        points: Expr = Literal(1, frame.wide)
-        for x in self.flat.grid:
-            points = points * frame.extent(x)
+        points = frame.count(self.flat.grid)
         inside, body = self.split_position(frame, self.flat.grid, point)
         inside = replace(inside, base={n: point * size for n, size in enumerate(slots)})
         for n, stage in enumerate(self.flat.fused.stages):
@@ -215,11 +202,8 @@ class GpuWriter(LoopWriter):
     ) -> tuple[EmissionState, list[Statement]]:
         """Split *flat* into the values of *axes*."""
         out: list[Statement] = []
-        rest = flat
-        for x in reversed(axes):
-            place = self.var(x.name, frame.wide)
-            out.append(Declare(place, rest if x == axes[0] else rest % frame.extent(x)))
-            rest = rest // frame.extent(x)
+        for x, digit in mixed_radix_split(axes, flat, frame.extent).items():
+            out.append(Declare(place := self.var(x.name, frame.wide), digit))
             frame = frame.standing(x, place)
         return frame, out
 
@@ -230,9 +214,8 @@ class GpuWriter(LoopWriter):
             if nest.traversals:
                 out += self.share_points(frame, nest, nest.traversals, partial(self._point, nest=nest))
                 continue
-            parts = self._declare_parts(frame, nest)
-            out += [Declare(var, frame.total(step)[1]) for step, var in parts]
-            joins = _join_to_parts(parts)
+            parts, made, joins = self._begin_parts(frame, nest)
+            out += made
             out += self.share_points(frame, nest, nest.summations, partial(self.steps, nest=nest, join_to=joins))
             joined += parts
         if joined:
@@ -279,38 +262,37 @@ class GpuWriter(LoopWriter):
     def _by_first_thread(self, statement: Statement) -> Statement:
         return If(self.lane.eq(0), (statement,))
 
-    def _declare_parts(self, frame: EmissionState, nest: FusedNest) -> list[tuple[FusedStep, Var]]:
-        return [(s, self.var(f"part {s.name}", frame.total(s)[0])) for s in nest.steps if s.reduce is not None]
+    def _begin_parts(
+        self, frame: EmissionState, nest: FusedNest
+    ) -> tuple[list[tuple[FusedStep, Var]], list[Statement], Callable[[FusedStep, Expr], Statement]]:
+        """Return the parts of the reductions of *nest*, their declarations, and what joins a value to its part."""
+        parts = {s.name: self.var(f"part {s.name}", frame.total(s)[0]) for s in nest.steps if s.reduce is not None}
+        pairs = [(s, parts[s.name]) for s in nest.steps if s.reduce is not None]
+        declared: list[Statement] = [Declare(part, frame.total(step)[1]) for step, part in pairs]
+        return pairs, declared, lambda s, value: Assign(parts[s.name], join_values(s, parts[s.name], value))
 
     def share_points(
         self, frame: EmissionState, nest: FusedNest, axes: tuple[Iterator, ...], body: LoopBody
     ) -> list[Statement]:
         """Write *body* of *nest* for all points of *axes*, shared among the threads of a block."""
         left = tuple(x for x in self.flat.order if x in axes)
-        total: Expr = Literal(1, frame.wide)
-        for x in left:
-            total = total * frame.extent(x)
         flat = self.var("element", frame.wide)
         here, made = self.split_position(frame, left, flat)
         start = cast(frame.wide, self.lane)
-        return [counted_loop(flat, total, *made, *body(here), start=start, step=self.threads)]
+        return [counted_loop(flat, frame.count(left), *made, *body(here), start=start, step=self.threads)]
 
     def _point(self, frame: EmissionState, nest: FusedNest) -> list[Statement]:
         """Write *nest* at one point of its traversals, by one thread."""
-        if all(s.reduce is None for s in nest.steps):
-            return self.values(frame, nest.steps)[1]
         return self._reduce_nest(frame, nest)[1]
 
     def _reduce_nest(self, frame: EmissionState, nest: FusedNest) -> tuple[EmissionState, list[Statement]]:
-        parts = self._declare_parts(frame, nest)
-        out: list[Statement] = [Declare(var, frame.total(step)[1]) for step, var in parts]
-        joins = _join_to_parts(parts)
+        parts, out, joins = self._begin_parts(frame, nest)
         out += self.loops(frame, nest.summations, lambda f: self.steps(f, nest, joins))
         values, made = self.finish(frame, parts)
         return frame.holding(values), out + made
 
     def _write_by_one_thread(self, frame: EmissionState, nest: FusedNest) -> tuple[EmissionState, list[Statement]]:
-        """Write *nest* by one thread."""
+        """Write all of *nest* by one thread."""
         if not nest.traversals:
             return self._reduce_nest(frame, nest)
         return frame, self.loops(frame, nest.traversals, lambda f: self._point(f, nest))
@@ -324,12 +306,6 @@ def _team(threads: int) -> int:
 def _joined_steps(stage: FusedStage) -> Iterable[FusedStep]:
     """Yield the reductions that all threads of a block share."""
     return (s for n in stage.nests if not n.traversals for s in n.steps if s.reduce is not None)
-
-
-def _join_to_parts(parts: Iterable[tuple[FusedStep, Var]]) -> Callable[[FusedStep, Expr], Statement]:
-    """Return a function that joins a value to the part of its step."""
-    own = {step.name: part for step, part in parts}
-    return lambda step, value: Assign(own[step.name], join_values(step, own[step.name], value))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from einnet_explore.codegen.fusion.frame import EmissionState, FusedLayout, Loop
 from einnet_explore.codegen.fusion.gpu import FUSED_THREADS, GpuWriter, gpu_kernel, gpu_layout, write_kernel
 from einnet_explore.codegen.fusion.operations import Shapes, read_name
 from einnet_explore.codegen.fusion.plan import FusedKernel, FusedNest, reads_inside
-from einnet_explore.codegen.language.lowering import add_offset
+from einnet_explore.codegen.language.lowering import add_offset, mixed_radix_split
 from einnet_explore.codegen.language.statements import (
     MAX_BLOCK_REGISTERS,
     MAX_BLOCK_THREADS,
@@ -438,15 +438,11 @@ class RegisterWriter(GpuWriter):
     def _address(self, frame: EmissionState, memory: str, at: Expr) -> tuple[Array, Expr]:
         """Return (array, position) of the first element of pack *at* of *memory*."""
         fused = self.flat.fused
-        rest, places = at * self.share.pack, dict(frame.at)
-        for x in reversed(self.inner):
-            place = rest if x == self.inner[0] else rest % frame.extent(x)
-            places[x] = add_offset(place, x.lo)
-            rest = rest // frame.extent(x)
-        here = replace(frame, at=places)
+        digits = mixed_radix_split(self.inner, at * self.share.pack, frame.extent)
+        here = replace(frame, at={**frame.at, **{x: add_offset(place, x.lo) for x, place in digits.items()}})
         if memory in fused.known:
-            los = [x.lo for x in fused.known[memory].scope.traversals]
             own = fused.known[memory].scope.traversals
+            los = [x.lo for x in own]
         else:
             (tensor,) = (t for t in fused.inputs if t.name == memory)
             los, own = [lo for lo, _ in tensor.box], self.near[memory]
