@@ -95,7 +95,7 @@ def sweep_rows(flat: FusedLayout, threads: int) -> FusedLayout:
 
 
 def _with_joined_points(flat: FusedLayout, lanes: int) -> FusedLayout:
-    nests = [nest for stage in flat.fused.stages for nest in stage.nests]
+    nests = flat.fused.nests
     sums = [x for x in flat.order if any(x in nest.summations for nest in nests)]
     typed = {kind for types in flat.fused.types.values() for kind in (types.stored, types.computed)} - {F32}
     if flat.lanes is not None or not flat.grid or not sums or typed or flat.fused.slots:
@@ -113,7 +113,7 @@ def _with_joined_points(flat: FusedLayout, lanes: int) -> FusedLayout:
 
 def _with_sum_innermost(flat: FusedLayout, least: int) -> FusedLayout:
     x, inputs = flat.lanes, {t.name for t in flat.fused.inputs}
-    for nest in (nest for stage in flat.fused.stages for nest in stage.nests if x is not None):
+    for nest in flat.fused.nests if x is not None else ():
         for access in (a for step in nest.steps for a in accesses(step.body) if read_name(a) in inputs):
             steps = zip(access.index, flat.strides[read_name(access)], strict=True)
             along = next((i.single for i, step in steps if step == 1), None)

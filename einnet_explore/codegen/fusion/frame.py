@@ -145,7 +145,7 @@ MemoryUse = tuple[str, tuple["Iterator | None", ...]]
 def memory_uses(fused: FusedKernel, steps: Iterable[FusedStep] | None = None) -> tuple[MemoryUse, ...]:
     """Return (memory, the axis of each index or None) for every access to memory and every store of *steps*, or all."""
     out: dict[MemoryUse, None] = {}
-    for step in (s for stage in fused.stages for s in stage.steps) if steps is None else steps:
+    for step in fused.steps if steps is None else steps:
         found: list[MemoryUse] = [(read_name(a), tuple(i.single for i in a.index)) for a in accesses(step.body)]
         if step.stores:
             found.append((step.name, fused.known[step.name].scope.traversals))
@@ -199,7 +199,7 @@ def _have_same_loops(fused: FusedKernel, a: Iterator, b: Iterator) -> bool:
     """True if both are free, and loops of the same kind in every nest."""
     if fused.sizes.axes[a].fixed or fused.sizes.axes[b].fixed or (a in fused.grid) != (b in fused.grid):
         return False
-    parts = (part for stage in fused.stages for n in stage.nests for part in (n.traversals, n.summations))
+    parts = (part for n in fused.nests for part in (n.traversals, n.summations))
     return all((a in part) == (b in part) for part in parts)
 
 
@@ -361,8 +361,7 @@ class EmissionState:
             return kind, literal(neutral, kind)
         if step.reduce in ("sum", "prod"):
             return (unsigned := Type("uint", kind.bits)), literal(neutral, unsigned)
-        half = 1 << kind.bits - 1
-        return kind, literal(-half if step.reduce == "max" else half - 1, kind)
+        return kind, literal(kind.bounds[step.reduce == "min"], kind)
 
     def wide_total(self, step: FusedStep) -> tuple[Type, Expr]:
         """Return ``total`` with sums and products of floating types in double precision."""

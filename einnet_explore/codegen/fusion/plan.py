@@ -358,10 +358,20 @@ class FusedKernel:
         """Return the type of the elements of slot *n*: all its temporaries have it."""
         return next(self.type_of(s.name, kind).stored for s in self.spaces.values() if s.slot == n)
 
+    @cached_property
+    def nests(self) -> tuple[FusedNest, ...]:
+        """All nests, in order."""
+        return tuple(nest for stage in self.stages for nest in stage.nests)
+
+    @cached_property
+    def steps(self) -> tuple[FusedStep, ...]:
+        """All steps, in order."""
+        return tuple(step for stage in self.stages for step in stage.steps)
+
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         """The tensors that are read, in order."""
-        read = {a.source for s in self.stages for step in s.steps for a in accesses(step.body)}
+        read = {a.source for step in self.steps for a in accesses(step.body)}
         return tuple(t for t in self.program.inputs if t in read)
 
     @cached_property

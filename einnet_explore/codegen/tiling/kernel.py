@@ -49,7 +49,6 @@ from einnet_explore.codegen.language.values import (
     Select,
     Type,
     Var,
-    binary_operation,
     call,
     literal,
 )
@@ -86,14 +85,9 @@ class TileFrame:
         pairs = zip(reads, table.inputs, strict=True)
         return tuple(TileInput(read, column, table, self.cost.tile, self.rows) for read, column in pairs)
 
-    @cached_property
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
-        both = (*accesses(self.contraction.core.body), *accesses(self.contraction.epilogue))
-        found: dict[str, Tensor] = {}
-        for source in (a.source for a in both if a.source != SUM_RESULT):
-            if isinstance(source, Tensor) and found.setdefault(source.name, source).shape != source.shape:
-                raise ValueError(f"tensor {source.name} is read as {source.shape} and as {found[source.name].shape}")
-        return tuple(found.values())
+        return self.contraction.tensors
 
     @cached_property
     def memory(self) -> dict[str, Array]:
@@ -313,9 +307,7 @@ class TiledKernelWriter(TileLoader):
     def _neutral(self) -> Expr:
         value = REDUCTIONS[self.contraction.core.reduce]
         if value in (inf, -inf) and self.kind.integer:
-            bits = self.kind.bits - (self.kind.kind == "int")
-            low = -(1 << bits) if self.kind.kind == "int" else 0
-            return Literal((1 << bits) - 1 if value > 0 else low, self.kind)
+            return Literal(self.kind.bounds[value > 0], self.kind)
         return literal(value, self.kind)
 
     def _join(self, a: Expr, b: Expr) -> Expr:
@@ -326,13 +318,13 @@ class TiledKernelWriter(TileLoader):
         rest: Expr = LaunchIndex("block")
         for n in self.threads.order:
             if self.output(n) and isinstance(base := self.base[n], Var):
-                yield Declare(base, binary_operation("%", rest, self.counts[n]) * self.cost.tile[n])
-                rest = binary_operation("/", rest, self.counts[n])
+                yield Declare(base, rest % self.counts[n] * self.cost.tile[n])
+                rest = rest // self.counts[n]
         rest = THREAD_INDEX
         for n in self.threads.order:
             if isinstance(place := self.place[n], Var):
-                yield Declare(place, binary_operation("%", rest, self.threads.counts[n]))
-                rest = binary_operation("/", rest, self.threads.counts[n])
+                yield Declare(place, rest % self.threads.counts[n])
+                rest = rest // self.threads.counts[n]
 
     @cached_property
     def _hints(self) -> Mapping[int, LoopHint]:

@@ -24,7 +24,6 @@ from einnet_explore.codegen.language.values import (
     Array,
     Expr,
     Type,
-    binary_operation,
     cast,
     conjunction,
     literal,
@@ -281,8 +280,8 @@ class TileInput:
         groups, rest = self.layout.groups, number
         places: dict[IteratorGroup, Expr] = {}
         for group in sorted(groups, key=lambda g: g.stride):
-            places[group] = binary_operation("%", rest, group.extent) if len(places) + 1 < len(groups) else rest
-            rest = binary_operation("/", rest, group.extent)
+            places[group] = rest % group.extent if len(places) + 1 < len(groups) else rest
+            rest = rest // group.extent
         found = [places[g] for g in groups]
         start = self.column.offset - sum(g.stride * self._shift(g) for g in groups)
         address = affine_expression(
