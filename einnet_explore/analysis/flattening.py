@@ -47,11 +47,11 @@ def view_strides(scope: Scope) -> tuple[int, tuple[int, ...]] | None:
     domain, or has an address that is not affine.
     """
     match scope:
-        case Scope(summations=(), body=Access(Tensor() as source, index) as access, domain=()):
+        case Scope(summations=(), body=Access(Tensor()) as access, domain=()):
             pass
         case _:
             return None
-    if not all(always_holds(Bound(i, lo, hi)) for i, (lo, hi) in zip(index, source.box, strict=True)):
+    if not stays_inside(access):
         return None
     flat = flat_address(access)
     if not flat.affine:
@@ -179,7 +179,7 @@ class FlattenedScope:
 
 
 def reads_packs(access: Access, x: Iterator, size: int) -> bool:
-    """Whether *size* values of *x* at a time are neighbours in memory, at multiples of it, all inside or outside."""
+    """True if *size* values of *x* at a time are neighbours in memory, at multiples of it, all inside or outside."""
     place = flat_address(access)
     rest = place - x
     if x in rest.iterators or x.extent % size or (place.const + x.lo) % size or any(k % size for _, k in rest.terms):
@@ -189,7 +189,7 @@ def reads_packs(access: Access, x: Iterator, size: int) -> bool:
 
 
 def are_neighbours(steps: Iterable[tuple[int, int]], inner: int) -> bool:
-    """Whether two iterators act as one in every address: steps (outer, inner), *inner* values inside."""
+    """True if two iterators act as one in every address: steps (outer, inner), *inner* values inside."""
     return all(outer == within * inner for outer, within in steps)
 
 
@@ -231,6 +231,11 @@ def bounds_inside_source(access: Access) -> Iterable[Bound]:
         bound = Bound(index, lo, hi)
         if not always_holds(bound):
             yield bound
+
+
+def stays_inside(access: Access) -> bool:
+    """Return whether *access* never leaves its source."""
+    return not any(True for _ in bounds_inside_source(access))
 
 
 def _source_label(access: Access) -> str:

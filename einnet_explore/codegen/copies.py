@@ -18,14 +18,21 @@ vectors of several rows, with masks.  Each element is gathered, so each read of 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from itertools import count, product
 from math import prod
 
 from einnet_explore.analysis.flattening import flat_address, reads_packs, row_major_strides
-from einnet_explore.analysis.indices import compared_iterators, fresh_name, guard, is_inside_box, substitute
+from einnet_explore.analysis.indices import (
+    compared_iterators,
+    fresh_name,
+    guard,
+    is_inside_box,
+    iterators_of,
+    substitute,
+)
 from einnet_explore.codegen.language.lowering import (
     FIRST_BLOCK,
     add_offset,
@@ -113,11 +120,6 @@ from einnet_explore.ir import (
 from einnet_explore.support.errors import Refused
 
 COPY_THREADS = 256
-
-
-def depends_on_any(access: Access, along: Collection[Iterator]) -> bool:
-    """True if the position of *access* depends on one of *along*."""
-    return any(x in i.iterators for i in access.index for x in along)
 
 
 @dataclass(frozen=True)
@@ -244,7 +246,7 @@ def _pack(frame: CopyFrame, at: Mapping[Iterator, Expr], packed: Iterable[Access
     """Compute a pack of the result: packs are loaded whole, other reads element by element."""
     size, j = PACK_BYTES // frame.kind.size, Var("j")
     held: dict[Access, Expr] = {}
-    for n, access in enumerate(a for a in packed if not depends_on_any(a, frame.scope.summations)):
+    for n, access in enumerate(a for a in packed if iterators_of(a).isdisjoint(frame.scope.summations)):
         own = Array(f"pack {n}", frame.kind, size, "private", align=PACK_BYTES)
         held[access] = own[j]
         yield LocalArray(own)
@@ -345,7 +347,7 @@ def copy_kernel(scope: Scope, name: str = "moved", kind: Type = F32) -> Kernel:
     """
     body = inline_nested(scope)
     terms = prod(x.extent for x in scope.summations)
-    summed = [a for a in dict.fromkeys(accesses(body)) if depends_on_any(a, scope.summations)]
+    summed = [a for a in dict.fromkeys(accesses(body)) if not iterators_of(a).isdisjoint(scope.summations)]
     most = MAX_SUM_TERMS if len(summed) < 2 else MAX_PRODUCT_TERMS
     if terms > most or not scope.shape or not prod(scope.shape):
         raise Refused(f"{name}: sums of {terms} terms over {list(scope.shape)}: expected at most {most}, not empty")

@@ -123,12 +123,6 @@ def lay_out(fused: FusedKernel, shapes: Shapes, strides: Strides) -> FusedLayout
     return FusedLayout(fused, shapes, sizes, *_collapse_axes(fused, sizes, own, order))
 
 
-def uncollapsed_layout(fused: FusedKernel, shapes: Shapes) -> FusedLayout:
-    """Return *fused* for inputs of *shapes* with all its axes and without strides."""
-    sizes = {x: fused.sizes.extent(x, shapes) for x in fused.sizes.axes}
-    return FusedLayout(fused, shapes, sizes, sizes, {}, tuple(sizes))
-
-
 def slot_sizes(flat: FusedLayout) -> tuple[int, ...]:
     """Return the elements of each slot for one point of the grid: the largest of its temporaries."""
     fused = flat.fused

@@ -28,6 +28,7 @@ from typing import TypeAlias
 import numpy.typing as npt
 
 from einnet_explore.analysis.flattening import row_major_strides
+from einnet_explore.analysis.indices import iterators_of
 from einnet_explore.codegen.fusion.frame import (
     EmissionState,
     FusedLayout,
@@ -37,7 +38,6 @@ from einnet_explore.codegen.fusion.frame import (
     lay_out,
     slot_name,
     slot_sizes,
-    uncollapsed_layout,
 )
 from einnet_explore.codegen.fusion.operations import Shapes, read_name
 from einnet_explore.codegen.fusion.plan import FusedKernel, FusedNest, FusedStage, FusedStep, check_served
@@ -93,10 +93,7 @@ def gpu_launch(
 def gpu_layout(fused: FusedKernel, shapes: Shapes) -> FusedLayout:
     """Return the layout of *fused* for contiguous arrays of *shapes*; raises Refused for others."""
     check_served(fused, shapes)
-    plain = uncollapsed_layout(fused, shapes)
-    whole = {t.name: tuple(shapes[t.name]) for t in fused.inputs} | {
-        o.name: tuple(plain.sizes[x] for x in o.scope.traversals) for o in fused.operations if o.output
-    }
+    whole = {t.name: tuple(shapes[t.name]) for t in fused.inputs} | fused.output_shapes(shapes)
     return lay_out(fused, shapes, {name: row_major_strides(shape) for name, shape in whole.items()})
 
 
@@ -123,20 +120,11 @@ def gpu_blocks(flat: FusedLayout, threads: int = FUSED_THREADS) -> int:
 
 def address_type(flat: FusedLayout) -> Type:
     """Return the integer type of addresses: 32 bits if they suffice."""
-    far = max((sum(abs(k) * n for k, n in _address_spans(flat, name)) for name in flat.strides), default=0)
+    shapes = {**flat.shapes, **flat.fused.output_shapes(flat.shapes)}
+    spans = (zip(steps, shapes[name], strict=True) for name, steps in flat.strides.items() if name in shapes)
+    far = max((sum(abs(k) * n for k, n in span) for span in spans), default=0)
     most = max(far, *(n * max(1, flat.points) for n in slot_sizes(flat)), *flat.extents.values(), flat.points, 1)
     return I32 if most + 2 * FUSED_THREADS < 1 << 31 else I64
-
-
-def _address_spans(flat: FusedLayout, name: str) -> Iterable[tuple[int, int]]:
-    known = flat.fused.known
-    if name in known:
-        extents = [flat.sizes[x] for x in known[name].scope.traversals]
-        if flat.fused.spaces[name].slot is not None:
-            return ()
-    else:
-        extents = [flat.shapes[name][d] for d in range(len(flat.strides[name]))]
-    return zip(flat.strides[name], extents, strict=True)
 
 
 @dataclass(frozen=True)
@@ -380,9 +368,9 @@ def _touched_elements(fused: FusedKernel, sizes: Mapping[Iterator, int], steps: 
     """Return the elements of each memory that *steps* read or write, each once."""
     out: dict[str, int] = {}
     for step in steps:
-        uses = [(read_name(a), {x for i in a.index for x in i.iterators}) for a in accesses(step.body)]
+        uses = [(read_name(a), iterators_of(a)) for a in accesses(step.body)]
         if step.stores:
-            uses.append((step.name, set(fused.known[step.name].scope.traversals)))
+            uses.append((step.name, frozenset(fused.known[step.name].scope.traversals)))
         for name, axes in uses:
             space = fused.spaces.get(name)
             if space is not None and space.kind != "register":
@@ -395,6 +383,6 @@ def _unfused_seconds(fused: FusedKernel, sizes: Mapping[Iterator, int], target: 
     seconds = 0.0
     for operation in fused.operations:
         elements = prod(sizes[x] for x in operation.scope.traversals)
-        elements += sum(prod(sizes[x] for x in {x for i in a.index for x in i.iterators}) for a in operation.reads)
+        elements += sum(prod(sizes[x] for x in iterators_of(a)) for a in operation.reads)
         seconds += target.launch + elements * F32.size / target.memory
     return seconds

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from einnet_explore.analysis.flattening import stays_inside
 from einnet_explore.analysis.indices import guard, substitute, substitute_domain
-from einnet_explore.analysis.regions import always_holds
 from einnet_explore.codegen.fusion.operations import (
     AbstractSizes,
     FusedOperation,
@@ -155,7 +155,7 @@ class _StagePlacement:
     grid: frozenset[Iterator]
     types: ValueTypes
     floating: frozenset[str] = frozenset()
-    made: dict[str, int] = field(default_factory=dict)
+    made: dict[str, int] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.by_name = {o.name: o for o in self.found}
@@ -163,6 +163,8 @@ class _StagePlacement:
         for reader in self.found:
             for access in reader.reads:
                 self.readers.setdefault(read_name(access), []).append((access, reader))
+        for operation in self.found:
+            self.made[operation.name] = max((self._first_stage(a, operation) for a in operation.reads), default=0)
 
     def inner(self, operation: FusedOperation) -> tuple[Iterator, ...]:
         """Return the axes of a value inside its grid point."""
@@ -171,11 +173,6 @@ class _StagePlacement:
     def scalar(self, operation: FusedOperation) -> bool:
         """True for one value a grid point, computed from such values."""
         return not self.inner(operation) and not operation.reduces
-
-    def place(self) -> None:
-        """Assign the first possible stage to each value."""
-        for operation in self.found:
-            self.made[operation.name] = max((self._first_stage(a, operation) for a in operation.reads), default=0)
 
     def _first_stage(self, access: Access, reader: FusedOperation) -> int:
         operation = self.by_name.get(read_name(access))
@@ -192,7 +189,7 @@ class _StagePlacement:
             return False
         own = self.types.get(operation.name)
         return all(
-            reads_inside(a) and (reads_own_point(a, operation) or self.types.get(o.name) == own)
+            stays_inside(a) and (reads_own_point(a, operation) or self.types.get(o.name) == own)
             for a, o in self.readers[operation.name]
         )
 
@@ -272,11 +269,6 @@ class _StagePlacement:
         return map_accesses(body, swap)
 
 
-def reads_inside(access: Access) -> bool:
-    """True if *access* never leaves its source."""
-    return all(always_holds(Bound(i, lo, hi)) for i, (lo, hi) in zip(access.index, access.source.box, strict=True))
-
-
 def inline_operation(access: Access, operation: FusedOperation) -> Scalar:
     """Return the value that *access* reads, computed in place: the body, or the constant outside the domain."""
     scope = operation.scope
@@ -290,14 +282,11 @@ def place_stages(
     found: tuple[FusedOperation, ...], grid: tuple[Iterator, ...], types: ValueTypes
 ) -> tuple[FusedStage, ...]:
     """Return the stages of the operations *found* at every point of *grid*."""
-    first = _StagePlacement(found, frozenset(grid), types)
-    first.floating = frozenset(o.name for o in found if first.may_float(o))
-    first.place()
-    worth = frozenset(n for n in first.floating if first.worth_floating(first.by_name[n]))
-    last = _StagePlacement(found, frozenset(grid), types, worth)
-    last.place()
-    made = last.stages()
-    return tuple(replace(s, barrier=_needs_barrier(s, made[n:], last.by_name)) for n, s in enumerate(made, 1))
+    stored = _StagePlacement(found, frozenset(grid), types)
+    able = replace(stored, floating=frozenset(o.name for o in found if stored.may_float(o)))
+    placed = replace(stored, floating=frozenset(n for n in able.floating if able.worth_floating(able.by_name[n])))
+    made = placed.stages()
+    return tuple(replace(s, barrier=_needs_barrier(s, made[n:], placed.by_name)) for n, s in enumerate(made, 1))
 
 
 def _needs_barrier(stage: FusedStage, later: tuple[FusedStage, ...], known: Mapping[str, FusedOperation]) -> bool:
@@ -378,6 +367,11 @@ class FusedKernel:
     def known(self) -> Mapping[str, FusedOperation]:
         """The operations by name."""
         return {o.name: o for o in self.operations}
+
+    def output_shapes(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each output, in the program's order, for inputs of *shapes*."""
+        axes = {name: self.known[name].scope.traversals for name in self.program.outputs}
+        return {name: tuple(self.sizes.extent(x, shapes) for x in own) for name, own in axes.items()}
 
     def memory(self, name: str) -> tuple[str, tuple[int, ...]]:
         """Return (the memory of *name*, the dimensions of the value that are the memory's dimensions, in order)."""

@@ -18,10 +18,11 @@ from types import MappingProxyType
 
 import numpy.typing as npt
 
+from einnet_explore.analysis.flattening import stays_inside
 from einnet_explore.codegen.fusion.frame import EmissionState, FusedLayout, LoopBody, memory_uses
 from einnet_explore.codegen.fusion.gpu import FUSED_THREADS, GpuWriter, gpu_kernel, gpu_layout, write_kernel
 from einnet_explore.codegen.fusion.operations import Shapes, read_name
-from einnet_explore.codegen.fusion.plan import FusedKernel, FusedNest, reads_inside
+from einnet_explore.codegen.fusion.plan import FusedKernel, FusedNest
 from einnet_explore.codegen.language.lowering import add_offset, mixed_radix_split
 from einnet_explore.codegen.language.statements import (
     MAX_BLOCK_REGISTERS,
@@ -210,7 +211,7 @@ def _slots(fused: FusedKernel, kind: Type, held: Sequence[str]) -> dict[str, int
 
 def own_places(fused: FusedKernel) -> Places:
     """Return the memories that are read and written at a point's own place only, each with its dimensions' axes."""
-    outside = {read_name(a) for step in fused.steps for a in accesses(step.body) if not reads_inside(a)}
+    outside = {read_name(a) for step in fused.steps for a in accesses(step.body) if not stays_inside(a)}
     uses = memory_uses(fused)
     often = Counter(memory for memory, _ in uses)
     own = {memory: tuple(x for x in axes if x is not None) for memory, axes in uses if often[memory] == 1}

@@ -47,6 +47,7 @@ from einnet_explore.codegen.language.statements import (
     StorePair,
     StoreTransposed,
     accessed_arrays,
+    all_expressions,
     all_statements,
     assigned_names,
     check_kernel,
@@ -58,10 +59,8 @@ from einnet_explore.codegen.language.statements import (
     is_uniform,
     launch_indices,
     map_bodies,
-    own_expressions,
     rewrite_statement,
     used_names,
-    walk_expression,
 )
 from einnet_explore.codegen.language.values import (
     F16,
@@ -487,8 +486,5 @@ def _wrap_parameters(params: list[str]) -> str:
 
 
 def _used_kinds(kernel: Kernel) -> frozenset[Type]:
-    found = {p.kind for p in kernel.params}
-    for s in all_statements(kernel.body):
-        found |= {a.kind for a in accessed_arrays(s)}
-        found |= {e.type for x in own_expressions(s) for e in walk_expression(x)}
-    return frozenset(found)
+    arrays = (a.kind for s in all_statements(kernel.body) for a in accessed_arrays(s))
+    return frozenset((*(p.kind for p in kernel.params), *arrays, *(e.type for e in all_expressions(kernel.body))))

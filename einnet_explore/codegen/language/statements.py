@@ -306,24 +306,13 @@ def where_all(tests: Iterable[Expr], *body: Statement) -> tuple[Statement, ...]:
 
 def nested_bodies(statement: Statement) -> tuple[tuple[Statement, ...], ...]:
     """Return the lists of statements inside *statement*."""
-    match statement:
-        case For(body=body):
-            return (body,)
-        case If(_, then, orelse):
-            return (then, orelse)
-        case _:
-            return ()
+    return tuple(_fields(statement, _BODIES))
 
 
 def map_bodies(statement: Statement, change: Callable[[tuple[Statement, ...]], Iterable[Statement]]) -> Statement:
     """Return *statement* with *change* of the lists of statements inside it."""
-    match statement:
-        case For(body=body):
-            return replace(statement, body=tuple(change(body)))
-        case If(condition, then, orelse):
-            return If(condition, tuple(change(then)), tuple(change(orelse)))
-        case _:
-            return statement
+    bodies: dict[str, typing.Any] = {name: tuple(change(getattr(statement, name))) for name in _BODIES[type(statement)]}
+    return replace(statement, **bodies) if bodies else statement
 
 
 MAX_BLOCK_THREADS, MAX_BLOCK_REGISTERS = 1024, 64 * 1024
@@ -448,6 +437,11 @@ def all_statements(body: Iterable[Statement]) -> Iterable[Statement]:
             yield from all_statements(inner)
 
 
+def all_expressions(body: Iterable[Statement]) -> Iterable[Expr]:
+    """Yield the expressions of *body* and their subexpressions, at any depth."""
+    return (e for s in all_statements(body) for own in own_expressions(s) for e in walk_expression(own))
+
+
 def has_barrier(statement: Statement) -> bool:
     """True if *statement* is or contains a barrier."""
     return any(isinstance(s, Barrier) for s in all_statements((statement,)))
@@ -470,6 +464,9 @@ def _fields_of(kind: type[Node], of: str) -> tuple[str, ...]:
 
 _EXPRESSIONS = {kind: _fields_of(kind, "Expr") for kind in typing.get_args(Statement)}
 """The fields that are expressions."""
+
+_BODIES = {kind: _fields_of(kind, "tuple[Statement, ...]") for kind in typing.get_args(Statement)}
+"""The fields that are lists of statements."""
 
 _ARRAYS = {kind: _fields_of(kind, "Array") for kind in typing.get_args(Statement)}
 """The fields that are accessed arrays: the one that is written first."""
@@ -518,13 +515,10 @@ def declared_names(statement: Statement) -> tuple[str, ...]:
 
 def used_names(statement: Statement) -> frozenset[str]:
     """Return the names of variables and arrays in *statement*, at any depth."""
-    found: set[str] = set()
-    for s in all_statements((statement,)):
-        found.update(a.name for a in accessed_arrays(s))
-        found.update(e.name for x in own_expressions(s) for e in walk_expression(x) if isinstance(e, Var))
-        if isinstance(s, Assign | Declare):
-            found.add(s.var.name)
-    return frozenset(found)
+    inside = [*all_statements((statement,))]
+    assigned = (s.var.name for s in inside if isinstance(s, Assign | Declare))
+    variables = (e.name for e in all_expressions((statement,)) if isinstance(e, Var))
+    return frozenset((*assigned, *variables, *(a.name for s in inside for a in accessed_arrays(s))))
 
 
 def assigned_names(body: Iterable[Statement]) -> frozenset[str]:
@@ -540,13 +534,7 @@ def integer_constant(expr: Expr) -> int | None:
 
 def launch_indices(body: Iterable[Statement]) -> frozenset[LaunchIndex]:
     """Return the thread, block and grid indices that *body* reads."""
-    return frozenset(
-        e
-        for s in all_statements(body)
-        for x in own_expressions(s)
-        for e in walk_expression(x)
-        if isinstance(e, LaunchIndex)
-    )
+    return frozenset(e for e in all_expressions(body) if isinstance(e, LaunchIndex))
 
 
 _Names = Mapping[str, "Array | Var"]

@@ -22,6 +22,7 @@ from einnet_explore.codegen.language.lowering import (
     lower_scalar,
     memory_reader,
     result_array,
+    tensor_name,
 )
 from einnet_explore.codegen.language.statements import (
     Barrier,
@@ -220,18 +221,13 @@ class TileLoader(TileFrame):
         """
         number = Var(f"{i.column.name}_element")
         base = [(later or {}).get(n, b) for n, b in enumerate(self.base)]
-        place, value = i.loaded(number, base, self.source(i.access), self.kind, self.wide)
+        place, value = i.loaded(number, base, self.memory[tensor_name(i.access.source)], self.kind, self.wide)
         threads, tile = self.threads.threads, self.tile(i)
         stores: tuple[Statement, ...] = (Store(tile, place, value),)
         if half is not None:
             stores = copy_async(tile, place + half * i.layout.size, value)
         start = THREAD_INDEX if threads > 1 else 0
         return counted_loop(number, i.layout.elements, *stores, start=start, step=threads)
-
-    def source(self, access: Access) -> Array:
-        """Return the array in memory that *access* reads."""
-        assert isinstance(access.source, Tensor)
-        return self.memory[access.source.name]
 
 
 def copy_async(tile: Array, place: Expr, value: Expr, size: int = 1) -> tuple[Statement, ...]:
@@ -388,8 +384,7 @@ class TiledKernelWriter(TileLoader):
         return map_accesses(self.contraction.core.body, mark)
 
     def _read(self, source: Tensor | Table | Scope, _: tuple[Expr, ...]) -> Expr:
-        assert isinstance(source, Tensor)
-        i = self.inputs[int(source.name[1:])]
+        i = self.inputs[int(tensor_name(source)[1:])]
         return self.tile(i)[i.local(self.within) + self.half(i)]
 
     def _roll_up(self) -> tuple[Statement, ...]:
