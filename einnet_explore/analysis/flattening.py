@@ -20,6 +20,7 @@ from einnet_explore.analysis.indices import is_inside_box
 from einnet_explore.analysis.regions import always_holds
 from einnet_explore.ir import Access, Bound, Index, Iterator, Scope, Table, Tensor, accesses
 from einnet_explore.support.limits import MEMO_ENTRIES
+from einnet_explore.support.wording import align_right
 
 
 def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -150,10 +151,7 @@ class FlattenedScope:
         return (*rows, ("off", "", *(str(c.offset) for c in self.columns)))
 
     def __repr__(self) -> str:
-        table = (self.head, *self.lines)
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        text = ["  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in table]
-        return "\n".join((*text, *map(repr, self.constraints)))
+        return "\n".join((align_right((self.head, *self.lines)), *map(repr, self.constraints)))
 
     def latex(self) -> str:
         """Return the table as a LaTeX array, with the constraints below it."""

@@ -157,7 +157,7 @@ class LaneWriter(LoopWriter):
     def row_nest(self, frame: EmissionState, nest: FusedNest, row: PointRow) -> list[Statement]:
         """Write *nest* for a row of points of the grid."""
         row = self._with_rows(row, self.rows)
-        loops = tuple(x for x in self.flat.order if x in nest.axes)
+        loops = self.flat.in_order(nest.axes)
         if all(s.reduce is None for s in nest.steps):
             return self.loops(frame, loops, lambda f: row.loop(self, f, lambda g, _: self.values(g, nest.steps)[1]))
         outside = tuple(x for x in loops if x in nest.traversals)
@@ -184,7 +184,7 @@ class LaneWriter(LoopWriter):
     ) -> list[Statement]:
         """Write the reductions of *nest*: a vector for each point of *row*, and then the rows of all these vectors."""
         side = self.flat.joined
-        sums = tuple(x for x in self.flat.order if x in nest.summations)
+        sums = self.flat.in_order(nest.summations)
         whole = self.flat.extents[sums[-1]] // side * side
         tiles, columns = (
             {
@@ -241,7 +241,7 @@ class LaneWriter(LoopWriter):
         lanes at a time as stay in registers, where no guards divide them.
         """
         reduced = [s for s in nest.steps if s.reduce is not None]
-        sums = tuple(x for x in self.flat.order if x in nest.summations)
+        sums = self.flat.in_order(nest.summations)
         totals = self._lane_arrays("total", reduced, frame.wide_total, self.row_points)
         out: list[Statement] = [LocalArray(a) for a in totals.values()]
 
@@ -417,7 +417,7 @@ class _CpuWriter(LaneWriter):
 
     def _nest(self, frame: EmissionState, nest: FusedNest) -> tuple[EmissionState, list[Statement]]:
         """Return the loops of *nest*, and a state that holds the values that it reduces to scalars."""
-        loops = tuple(x for x in self.flat.order if x in nest.axes)
+        loops = self.flat.in_order(nest.axes)
         reduced = [s for s in nest.steps if s.reduce is not None]
         if not reduced:
             return frame, self.loops(frame, loops, lambda f: self.values(f, nest.steps)[1], hint="simd")

@@ -8,7 +8,7 @@ The text of a kernel depends on the axes that remain only; extents and strides a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from itertools import count
@@ -74,12 +74,16 @@ class FusedLayout:
     @property
     def grid(self) -> tuple[Iterator, ...]:
         """The remaining axes of the grid."""
-        return tuple(x for x in self.order if x in self.fused.grid)
+        return self.in_order(self.fused.grid)
 
     @property
     def points(self) -> int:
         """Points of the grid."""
         return prod(self.extents[x] for x in self.grid)
+
+    def in_order(self, axes: Collection[Iterator]) -> tuple[Iterator, ...]:
+        """Return those of *axes* that remain, outermost first."""
+        return tuple(x for x in self.order if x in axes)
 
     @cached_property
     def numbers(self) -> Mapping[str, float]:
@@ -438,8 +442,7 @@ class LoopWriter:
         self, frame: EmissionState, axes: Iterable[Iterator], body: LoopBody, hint: LoopHint | None = None
     ) -> list[Statement]:
         """Return *body* in loops over *axes* in their order; *hint* concerns the innermost one."""
-        among = frozenset(axes)
-        left = [x for x in self.flat.order if x in among]
+        left = self.flat.in_order(frozenset(axes))
         if not left:
             return list(body(frame))
         x, *rest = left

@@ -263,7 +263,7 @@ class GpuWriter(LoopWriter):
         self, frame: EmissionState, nest: FusedNest, axes: tuple[Iterator, ...], body: LoopBody
     ) -> list[Statement]:
         """Write *body* of *nest* for all points of *axes*, shared among the threads of a block."""
-        left = tuple(x for x in self.flat.order if x in axes)
+        left = self.flat.in_order(axes)
         flat = self.var("element", frame.wide)
         here, made = self.split_position(frame, left, flat)
         start = cast(frame.wide, self.lane)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from einnet_explore.analysis.flattening import stays_inside
-from einnet_explore.analysis.indices import guard, substitute, substitute_domain
+from einnet_explore.analysis.indices import substitute, substitute_domain
 from einnet_explore.codegen.fusion.operations import (
     AbstractSizes,
     FusedOperation,
@@ -38,12 +38,14 @@ from einnet_explore.ir import (
     Access,
     Apply,
     Bound,
+    Compare,
     Const,
     Iterator,
     Program,
     Scalar,
     Tensor,
     accesses,
+    as_index,
     map_accesses,
 )
 from einnet_explore.support.errors import Refused
@@ -273,9 +275,11 @@ def inline_operation(access: Access, operation: FusedOperation) -> Scalar:
     """Return the value that *access* reads, computed in place: the body, or the constant outside the domain."""
     scope = operation.scope
     to = dict(zip(scope.traversals, access.index, strict=True))
-    bounds = substitute_domain(scope.domain, to)
-    box = tuple((b.lo, b.hi) for b in bounds)
-    return guard(tuple(b.index for b in bounds), box, substitute(scope.body, to), scope.value)
+    body = substitute(scope.body, to)
+    for bound in substitute_domain(scope.domain, to):
+        for op, limit in ((">=", bound.lo), ("<", bound.hi)):
+            body = Apply("where", (Compare(op, bound.index, as_index(limit)), body, Const(scope.value)))
+    return body
 
 
 def place_stages(

@@ -123,7 +123,7 @@ def held_launch(
     ):
         few = flat.lanes is None and flat.points < MANY_POINTS and elements >= LARGE_POINT_ELEMENTS
         return flat, gpu_kernel(flat, kind, MAX_BLOCK_THREADS if few else FUSED_THREADS)
-    inner = tuple(x for x in flat.order if x in nests[0].axes)
+    inner = flat.in_order(nests[0].axes)
     assert inner, "a nest has loops"
     places = own_places(fused)
     pack = _pack_size(flat, kind, inner, places)

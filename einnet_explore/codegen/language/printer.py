@@ -60,6 +60,7 @@ from einnet_explore.codegen.language.statements import (
     launch_indices,
     map_bodies,
     rewrite_statement,
+    unrolled,
     used_names,
 )
 from einnet_explore.codegen.language.values import (
@@ -234,8 +235,7 @@ def transpose_loops(s: StoreTransposed) -> For:
     i, j = Var(":i"), Var(":j")
     value: Expr = Load(s.tile, i * s.side + j)
     place = s.write + cast(s.write.type, j * s.stride + i)
-    inner = counted_loop(i, s.side, Store(s.target, place, value), hint="unroll")
-    return counted_loop(j, s.rows or s.side, inner, hint="unroll")
+    return unrolled(j, s.rows or s.side, unrolled(i, s.side, Store(s.target, place, value)))
 
 
 _JOINS = {"+": "+", "*": "*", "maximum": "max", "minimum": "min"}

@@ -238,15 +238,10 @@ def binary_operation(op: str, left: ExprLike, right: ExprLike) -> Expr:
 
 def unify_types(op: str, left: ExprLike, right: ExprLike) -> tuple[Expr, Expr]:
     """Return both operands with one type; raises Refused, naming *op*, if they have none."""
-    match left, right:
-        case Expr(), Expr():
-            a, b = left, right
-        case Expr(), (int() | float()):
-            a, b = left, literal(right, left.type)
-        case ((int() | float()), Expr()):
-            a, b = literal(left, right.type), right
-        case _:
-            a, b = literal(left), literal(right)  # type: ignore[arg-type]
+    a, b = (
+        x if isinstance(x, Expr) else literal(x, y.type if isinstance(y, Expr) else None)
+        for x, y in ((left, right), (right, left))
+    )
     if a.type == b.type:
         return a, b
     if a.type.integer and b.type.kind == a.type.kind:

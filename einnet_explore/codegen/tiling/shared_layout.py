@@ -30,6 +30,7 @@ from einnet_explore.codegen.language.values import (
     select,
 )
 from einnet_explore.ir import Access, Index, Iterator
+from einnet_explore.support.wording import align_right
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +65,8 @@ class LocalLayout:
         return prod(g.extent for g in self.groups)
 
     def __repr__(self) -> str:
-        rows = [("", "range", "global", "local")]
-        rows += [(g.name, str(g.extent), str(g.stride), str(g.local)) for g in self.groups]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(c.rjust(w) for c, w in zip(r, widths, strict=True)) for r in rows)
+        rows = [(g.name, str(g.extent), str(g.stride), str(g.local)) for g in self.groups]
+        return align_right([("", "range", "global", "local"), *rows])
 
 
 def merge_iterators(
