@@ -25,14 +25,7 @@ from itertools import count, product
 from math import prod
 
 from einnet_explore.analysis.flattening import flat_address, reads_packs, row_major_strides
-from einnet_explore.analysis.indices import (
-    compared_iterators,
-    fresh_name,
-    guard,
-    is_inside_box,
-    iterators_of,
-    substitute,
-)
+from einnet_explore.analysis.indices import fresh_name, guard, is_inside_box, iterators_of, substitute
 from einnet_explore.codegen.language.lowering import (
     FIRST_BLOCK,
     add_offset,
@@ -611,7 +604,7 @@ class _TransposeWriter:
             yield Copy(tile, i * self.side, self.memory[tensor_name(body.source)], rows[body], number)
             return
         chosen = (part.args[0] for part in walk_scalar(body) if isinstance(part, Apply) and part.op == "where")
-        tests = [t for t in dict.fromkeys(chosen) if isinstance(t, Compare) and self.along not in compared_iterators(t)]
+        tests = [t for t in dict.fromkeys(chosen) if isinstance(t, Compare) and self.along not in iterators_of(t)]
         if not tests:
             yield self._values(body, tile, at, rows, i, number)
             return

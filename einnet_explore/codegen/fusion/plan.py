@@ -472,9 +472,9 @@ def _allocate_spaces(
             out[name] = ValueSpace(name, "register", ())
             continue
         kind, lender = stored_type(name), _lending_output(operation, made[live[1]], known)
-        if lender is not None and lender not in lent and stored_type(lender) == kind:
-            lent.add(lender)
-            out[name] = ValueSpace(name, "temporary", axes, live, beside=lender)
+        if lender is not None and lender.name not in lent and stored_type(lender.name) == kind:
+            lent.add(lender.name)
+            out[name] = ValueSpace(name, "temporary", axes, live, beside=lender.name)
             continue
         free = (kind == k and all(b < live[0] or live[1] < a for a, b in used) for k, used in slots)
         slot = next((n for n, is_free in enumerate(free) if is_free), len(slots))
@@ -485,10 +485,12 @@ def _allocate_spaces(
     return out
 
 
-def _lending_output(operation: FusedOperation, stage: FusedStage, known: Mapping[str, FusedOperation]) -> str | None:
-    """Return an output whose memory serves until it is written: of the same axes, in the nest of the readers.
+def _lending_output(
+    operation: FusedOperation, stage: FusedStage, known: Mapping[str, FusedOperation]
+) -> FusedStep | None:
+    """Return the step of an output whose memory serves until it is written: of the same axes, in the readers' nest.
 
-    They are all in the last *stage* that reads *operation*.
+    *stage* is the last one that reads *operation*.
     """
     readers = [nest for nest in stage.nests if any(_reads_operation(s.body, operation) for s in nest.steps)]
     if len(set(readers)) != 1 or any(_reads_operation(s.body, operation) for s in stage.heads):
@@ -500,7 +502,7 @@ def _lending_output(operation: FusedOperation, stage: FusedStage, known: Mapping
         other = known[step.name]
         same = set(other.scope.traversals) == set(operation.scope.traversals)
         if step.stores and step.reduce is None and other.output and same and step.name != operation.name:
-            return step.name
+            return step
     return None
 
 
