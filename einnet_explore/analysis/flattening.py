@@ -20,6 +20,7 @@ from einnet_explore.analysis.indices import is_inside_box
 from einnet_explore.analysis.regions import always_holds
 from einnet_explore.ir import Access, Bound, Index, Iterator, Scope, Table, Tensor, accesses
 from einnet_explore.support.limits import MEMO_ENTRIES
+from einnet_explore.support.wording import align_right
 
 
 def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -47,11 +48,11 @@ def view_strides(scope: Scope) -> tuple[int, tuple[int, ...]] | None:
     domain, or has an address that is not affine.
     """
     match scope:
-        case Scope(summations=(), body=Access(Tensor() as source, index) as access, domain=()):
+        case Scope(summations=(), body=Access(Tensor()) as access, domain=()):
             pass
         case _:
             return None
-    if not all(always_holds(Bound(i, lo, hi)) for i, (lo, hi) in zip(index, source.box, strict=True)):
+    if not stays_inside(access):
         return None
     flat = flat_address(access)
     if not flat.affine:
@@ -150,10 +151,7 @@ class FlattenedScope:
         return (*rows, ("off", "", *(str(c.offset) for c in self.columns)))
 
     def __repr__(self) -> str:
-        table = (self.head, *self.lines)
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        text = ["  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in table]
-        return "\n".join((*text, *map(repr, self.constraints)))
+        return "\n".join((align_right((self.head, *self.lines)), *map(repr, self.constraints)))
 
     def latex(self) -> str:
         """Return the table as a LaTeX array, with the constraints below it."""
@@ -179,7 +177,7 @@ class FlattenedScope:
 
 
 def reads_packs(access: Access, x: Iterator, size: int) -> bool:
-    """Whether *size* values of *x* at a time are neighbours in memory, at multiples of it, all inside or outside."""
+    """True if *size* values of *x* at a time are neighbours in memory, at multiples of it, all inside or outside."""
     place = flat_address(access)
     rest = place - x
     if x in rest.iterators or x.extent % size or (place.const + x.lo) % size or any(k % size for _, k in rest.terms):
@@ -189,7 +187,7 @@ def reads_packs(access: Access, x: Iterator, size: int) -> bool:
 
 
 def are_neighbours(steps: Iterable[tuple[int, int]], inner: int) -> bool:
-    """Whether two iterators act as one in every address: steps (outer, inner), *inner* values inside."""
+    """True if two iterators act as one in every address: steps (outer, inner), *inner* values inside."""
     return all(outer == within * inner for outer, within in steps)
 
 
@@ -231,6 +229,11 @@ def bounds_inside_source(access: Access) -> Iterable[Bound]:
         bound = Bound(index, lo, hi)
         if not always_holds(bound):
             yield bound
+
+
+def stays_inside(access: Access) -> bool:
+    """Return whether *access* never leaves its source."""
+    return not any(True for _ in bounds_inside_source(access))
 
 
 def _source_label(access: Access) -> str:

@@ -101,7 +101,7 @@ def _divided(index: Index, x: Iterator) -> Iterable[tuple[int, int]]:
 
 
 def is_inside_box(index: Iterable[Index], box: Box) -> bool:
-    """Whether *index* never leaves *box*, as far as intervals can tell."""
+    """True if *index* never leaves *box*, as far as intervals can tell."""
     return all(lo <= i.bounds[0] and i.bounds[1] < hi for i, (lo, hi) in zip(index, box, strict=True))
 
 
@@ -241,7 +241,7 @@ def condition_slack(condition: Compare) -> Index | None:
 
 
 def holds_everywhere(bound: Bound) -> bool:
-    """Whether *bound* holds over the whole ranges of its iterators."""
+    """True if *bound* holds over the whole ranges of its iterators."""
     x = bound.index.single
     if x is not None and (x.lo, x.hi) == (bound.lo, bound.hi):  # sizes may be parameters, which have no order
         return True

@@ -17,6 +17,7 @@ vectors of several rows, with masks.  Each element is gathered, so each read of 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
@@ -24,7 +25,7 @@ from itertools import count, product
 from math import prod
 
 from einnet_explore.analysis.flattening import flat_address, reads_packs, row_major_strides
-from einnet_explore.analysis.indices import compared_iterators, fresh_name, guard, is_inside_box, substitute
+from einnet_explore.analysis.indices import fresh_name, guard, is_inside_box, iterators_of, substitute
 from einnet_explore.codegen.language.lowering import (
     FIRST_BLOCK,
     add_offset,
@@ -35,6 +36,7 @@ from einnet_explore.codegen.language.lowering import (
     lower_join,
     lower_scalar,
     memory_reader,
+    mixed_radix_split,
     result_array,
     tensor_name,
 )
@@ -57,6 +59,7 @@ from einnet_explore.codegen.language.statements import (
     counted_loop,
     operands_of,
     replace_expressions,
+    unrolled,
     where_all,
 )
 from einnet_explore.codegen.language.values import (
@@ -112,12 +115,6 @@ from einnet_explore.support.errors import Refused
 COPY_THREADS = 256
 
 
-def depends_on_any(access: Access, along: Iterable[Iterator]) -> bool:
-    """True if the position of *access* depends on one of *along*."""
-    moving_ones = {x for i in access.index for x in i.iterators}
-    return any(x in moving_ones for x in along)
-
-
 @dataclass(frozen=True)
 class CopyFrame:
     """The kernel *name* of *scope* for elements of *kind*; *body* is the scope's, with nested scopes inlined."""
@@ -167,17 +164,15 @@ class CopyFrame:
         return Kernel(self.name, (*self.memory.values(), self.result), body, (threads, 1, 1), (blocks, 1, 1))
 
     def digits(
-        self, number: Expr, axes: Iterable[Iterator], pack: int = 1
+        self, number: Expr, axes: Sequence[Iterator], pack: int = 1
     ) -> tuple[dict[Iterator, Expr], list[Statement]]:
         """Split *number*, which counts the points of *axes* in packs along the innermost one, into iterator values."""
         at: dict[Iterator, Expr] = {x: Literal(x.lo, self.wide) for x in self.scope.traversals if x.extent == 1}
+        packs = {x: pack if x == axes[-1] else 1 for x in axes}
         out: list[Statement] = []
-        todo = list(axes)
-        while todo:
-            x = todo.pop()
-            extent, var = x.extent // pack, Var(f"{x.name} at", self.wide)
-            out.append(Declare(var, (binary_operation("%", number, extent) if todo else number) * pack))
-            at[x], number, pack = add_offset(var, x.lo), binary_operation("/", number, extent), 1
+        for x, digit in mixed_radix_split(axes, number, lambda x: x.extent // packs[x]).items():
+            out.append(Declare(var := Var(f"{x.name} at", self.wide), digit * packs[x]))
+            at[x] = add_offset(var, x.lo)
         return at, out
 
     def index(self, access: Access, at: Mapping[Iterator, Expr]) -> Expr:
@@ -207,7 +202,7 @@ class CopyFrame:
         value = self.scalar(self.body, {**at, **{x: add_offset(var, x.lo) for x, var in sums.items()}}, held)
         inside: tuple[Statement, ...] = (Assign(total, lower_join(reduce, total, value)),)
         for x in reversed(self.scope.summations):
-            inside = (counted_loop(sums[x], x.extent, *inside, hint="unroll"),)
+            inside = (unrolled(sums[x], x.extent, *inside),)
         return (Declare(total, literal(REDUCTIONS[reduce], self.kind)), *inside, store(total))
 
 
@@ -231,7 +226,7 @@ def direct_copy(frame: CopyFrame) -> Kernel:
     if each == 1:
         return frame.kernel((Declare(point, start), *body), COPY_THREADS, blocks)
     apart = Declare(point, start + cast(frame.wide, turn) * COPY_THREADS)
-    return frame.kernel((counted_loop(turn, each, apart, *body, hint="unroll"),), COPY_THREADS, blocks)
+    return frame.kernel((unrolled(turn, each, apart, *body),), COPY_THREADS, blocks)
 
 
 def _is_packable(frame: CopyFrame, access: Access, size: int) -> bool:
@@ -244,7 +239,7 @@ def _pack(frame: CopyFrame, at: Mapping[Iterator, Expr], packed: Iterable[Access
     """Compute a pack of the result: packs are loaded whole, other reads element by element."""
     size, j = PACK_BYTES // frame.kind.size, Var("j")
     held: dict[Access, Expr] = {}
-    for n, access in enumerate(a for a in packed if not depends_on_any(a, frame.scope.summations)):
+    for n, access in enumerate(a for a in packed if iterators_of(a).isdisjoint(frame.scope.summations)):
         own = Array(f"pack {n}", frame.kind, size, "private", align=PACK_BYTES)
         held[access] = own[j]
         yield LocalArray(own)
@@ -252,7 +247,7 @@ def _pack(frame: CopyFrame, at: Mapping[Iterator, Expr], packed: Iterable[Access
     made = Array("made", frame.kind, size, "private", align=PACK_BYTES)
     yield LocalArray(made)
     here = {**at, frame.inner: at[frame.inner] + cast(frame.wide, j)}
-    yield counted_loop(j, size, *frame.value(here, held, lambda value: Store(made, j, value)), hint="unroll")
+    yield unrolled(j, size, *frame.value(here, held, lambda value: Store(made, j, value)))
     yield Copy(frame.result, point * size, made, literal(0), size)
 
 
@@ -300,8 +295,8 @@ def tiled_copy(frame: CopyFrame, reads: tuple[Access, ...], down: Iterator) -> K
     body: list[Statement] = [LocalArray(t) for t in tiles.values()]
     base = {x: Var(f"{x.name} base", wide) for x in (across, down)}
     for x in (across, down):
-        body.append(Declare(base[x], binary_operation("%", block, counts[x]) * TILE_SIDE))
-        block = binary_operation("/", block, counts[x])
+        body.append(Declare(base[x], block % counts[x] * TILE_SIDE))
+        block = block // counts[x]
     outer = Var("outer", wide)
     at, placed = frame.digits(outer, rest)
     column, row, k = Var("column", wide), Var("row", wide), Var("k")
@@ -321,7 +316,7 @@ def tiled_copy(frame: CopyFrame, reads: tuple[Access, ...], down: Iterator) -> K
     def inside(x: Expr, y: Expr, *made: Statement) -> Statement:
         places = ((across, base[across] + x), (down, base[down] + y))
         tests = (place.lt(axis.extent) for axis, place in places if axis.extent % TILE_SIDE)
-        return counted_loop(k, TILE_SIDE // TILE_ROWS, *where_all(tests, *made), hint="unroll")
+        return unrolled(k, TILE_SIDE // TILE_ROWS, *where_all(tests, *made))
 
     there, here = point(lower, column), point(column, lower)
     loads = (Store(t, lower * (TILE_SIDE + 1) + column, frame.scalar(a, there, {})) for a, t in tiles.items())
@@ -345,7 +340,7 @@ def copy_kernel(scope: Scope, name: str = "moved", kind: Type = F32) -> Kernel:
     """
     body = inline_nested(scope)
     terms = prod(x.extent for x in scope.summations)
-    summed = [a for a in dict.fromkeys(accesses(body)) if depends_on_any(a, scope.summations)]
+    summed = [a for a in dict.fromkeys(accesses(body)) if not iterators_of(a).isdisjoint(scope.summations)]
     most = MAX_SUM_TERMS if len(summed) < 2 else MAX_PRODUCT_TERMS
     if terms > most or not scope.shape or not prod(scope.shape):
         raise Refused(f"{name}: sums of {terms} terms over {list(scope.shape)}: expected at most {most}, not empty")
@@ -518,8 +513,8 @@ class _TransposeWriter:
         left: Expr = block
         for n, (x, number) in reversed(tuple(enumerate(counts.items()))):
             own = Var(f":digit {n}", I64)
-            body.append(Declare(own, binary_operation("%", left, number)))
-            digits[x], left = own, binary_operation("/", left, number)
+            body.append(Declare(own, left % number))
+            digits[x], left = own, left // number
         at: dict[Iterator, Expr] = {x: Literal(x.lo, I64) for x in self.scope.traversals if x.extent == 1}
         at |= {x: add_offset(digits[x], x.lo) for x in rest}
         here = {x: Var(f":{which}", I64) for x, which in ((band, "band"), (run, "run"))}
@@ -575,7 +570,7 @@ class _TransposeWriter:
         yield LocalArray(tile)
         if self.prefetched and run == self.last and not self.streamed:
             ahead = _result_address(self.scope, {**column, run: column[run] + self.across}, I64)
-            yield counted_loop(i, side, Prefetch(self.out, ahead, True), hint="unroll")
+            yield unrolled(i, side, Prefetch(self.out, ahead, True))
         elif self.prefetched:
             there = self._read(self.largest, {**row, run: row[run] + self.wide(run)})
             fill = (Prefetch(self.memory[tensor_name(self.largest.source)], there), *fill)
@@ -609,7 +604,7 @@ class _TransposeWriter:
             yield Copy(tile, i * self.side, self.memory[tensor_name(body.source)], rows[body], number)
             return
         chosen = (part.args[0] for part in walk_scalar(body) if isinstance(part, Apply) and part.op == "where")
-        tests = [t for t in dict.fromkeys(chosen) if isinstance(t, Compare) and self.along not in compared_iterators(t)]
+        tests = [t for t in dict.fromkeys(chosen) if isinstance(t, Compare) and self.along not in iterators_of(t)]
         if not tests:
             yield self._values(body, tile, at, rows, i, number)
             return
@@ -632,9 +627,7 @@ class _TransposeWriter:
 
         def read_row(a: Access) -> Access:
             step = flat_address(a).coefficient(self.along)
-            return Access(
-                Tensor(tensor_name(a.source), (MAX_ADDRESSES,)), (as_index(begins[a]) + as_index(lane) * step,)
-            )
+            return _at_address(a, as_index(begins[a]) + as_index(lane) * step)
 
         values = {**at, self.along: at[self.along] + j, lane: j, **{begin: rows[a] for a, begin in begins.items()}}
         value = lower_flat(map_accesses(body, read_row), values, self.memory)
@@ -729,12 +722,10 @@ class _RegionWriter:
         outermost = self.cuts[0]
         u = Var(":u 0", I64)
         yield Declare(u, add_offset(block, outermost.first))
-        for at in outermost.ranges:
-            lo, hi = at
-            inside = self._phases(body, 0, at, u, {}, {})
-            later = [u.ge(lo)] if at != outermost.ranges[0] else []
-            sooner = [u.lt(hi)] if at != outermost.ranges[-1] else []
-            yield from where_all((*later, *sooner), *inside)
+        first, last = outermost.ranges[0][0], outermost.ranges[-1][1]
+        for lo, hi in outermost.ranges:
+            tests = (*([u.ge(lo)] if lo > first else []), *([u.lt(hi)] if hi < last else []))
+            yield from where_all(tests, *self._phases(body, 0, (lo, hi), u, {}, {}))
 
     def _loops(
         self, body: Scalar, depth: int, at: Mapping[Iterator, Expr], where: Mapping[Iterator, Index]
@@ -747,14 +738,11 @@ class _RegionWriter:
                 [self._store(fold_decided(substitute(body, to)), at, {**where, **to}) for to in each]
             )
         body = fold_decided(body)
-        here, out = self.cuts[depth], list[Statement]()
-        for lo, hi in here.ranges:
-            u = Var(f":u {depth}", I64)
-            inside = self._phases(body, depth, (lo, hi), u, at, where)
-            if inside:
-                last = depth + 1 == len(self.cuts)
-                for begin, end in _vector_ranges(lo, hi) if last else ((lo, hi),):
-                    out.append(counted_loop(u, end, *inside, start=begin, hint="simd" if last else None))
+        u, is_last, out = Var(f":u {depth}", I64), depth + 1 == len(self.cuts), list[Statement]()
+        for lo, hi in self.cuts[depth].ranges:
+            if inside := self._phases(body, depth, (lo, hi), u, at, where):
+                for begin, end in _vector_ranges(lo, hi) if is_last else ((lo, hi),):
+                    out.append(counted_loop(u, end, *inside, start=begin, hint="simd" if is_last else None))
         return out
 
     def _phases(
@@ -843,10 +831,7 @@ class _RegionWriter:
 
     def _share_loads(self, stores: Sequence[Store]) -> list[Statement]:
         """Return *stores* after the loads that they have in common: compilers repeat loads between stores."""
-        often: dict[Load, int] = {}
-        for s in stores:
-            for load in dict.fromkeys(_certain_loads(s.value)):
-                often[load] = often.get(load, 0) + 1
+        often = Counter(load for s in stores for load in dict.fromkeys(_certain_loads(s.value)))
         shared = {load: Var(f":shared {next(self.rows)}", F32) for load, n in often.items() if n > 1}
 
         def variable(e: Expr) -> Expr | None:
@@ -887,7 +872,12 @@ def _certain_loads(value: Expr) -> Iterable[Load]:
 
 def _with_addresses(body: Scalar) -> Scalar:
     """Return *body* with flat positions for indices."""
-    return map_accesses(body, lambda a: Access(Tensor(tensor_name(a.source), (MAX_ADDRESSES,)), (flat_address(a),)))
+    return map_accesses(body, lambda a: _at_address(a, flat_address(a)))
+
+
+def _at_address(access: Access, address: Index) -> Access:
+    """Return a read of the source of *access* as flat memory, at *address*."""
+    return Access(Tensor(tensor_name(access.source), (MAX_ADDRESSES,)), (address,))
 
 
 def _vector_ranges(lo: int, hi: int) -> tuple[tuple[int, int], ...]:

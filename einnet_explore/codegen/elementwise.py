@@ -19,8 +19,8 @@ from math import prod
 import numpy as np
 
 from einnet_explore.analysis.flattening import flat_address
-from einnet_explore.analysis.indices import substitute
-from einnet_explore.codegen.language.lowering import flat_index, lower_scalar
+from einnet_explore.analysis.indices import substitute, substitute_index
+from einnet_explore.codegen.language.lowering import flat_index, lower_scalar, memory_reader
 from einnet_explore.codegen.language.statements import (
     MAX_BLOCK_REGISTERS,
     Copy,
@@ -34,6 +34,7 @@ from einnet_explore.codegen.language.statements import (
     Store,
     StorePair,
     counted_loop,
+    unrolled,
 )
 from einnet_explore.codegen.language.values import (
     BF16,
@@ -53,18 +54,15 @@ from einnet_explore.codegen.language.values import (
     literal,
     type_of,
 )
+from einnet_explore.codegen.preparation import conditions_in
 from einnet_explore.ir import (
     Access,
     Apply,
-    Compare,
-    Const,
     Index,
-    Iterator,
     Scalar,
     Scope,
     Tensor,
     accesses,
-    as_index,
     map_accesses,
 )
 from einnet_explore.ir.node import Node, node
@@ -97,7 +95,9 @@ class Functor(Node):
             raise Refused(f"functor {self.name}: an operand is named twice: {', '.join(names)}")
         if strange := [repr(a) for a in accesses(self.body) if a not in map(operand_read, names)]:
             raise Refused(f"functor {self.name} reads {', '.join(strange)}: expected operands {', '.join(names)}")
-        _without_indices(self.body, self.name)
+        if test := next(iter(conditions_in(self.body)), None):
+            said = "a value that depends on the position is not element-wise"
+            raise Refused(f"functor {self.name} compares {test!r}: {said}")
         _ = self.computed
 
     @property
@@ -158,17 +158,6 @@ def compose_functors(outer: Functor, at: Mapping[str, Functor]) -> Functor:
     return Functor(map_accesses(outer.body, inline_operand), outer.output, tuple(operands), tuple(scalars), outer.name)
 
 
-def _without_indices(body: Scalar, name: str) -> None:
-    match body:
-        case Compare():
-            raise Refused(f"functor {name} compares {body!r}: a value that depends on the position is not element-wise")
-        case Apply(_, args):
-            for a in args:
-                _without_indices(a, name)
-        case Access() | Const():
-            pass
-
-
 def build_functor(
     scope: Scope, name: str = "elementwise", kind: Type = F32, kinds: Mapping[str, Type] | None = None
 ) -> Functor:
@@ -191,13 +180,8 @@ def build_functor(
 
     body = map_accesses(_flat(scope, name), read_operand)
     typed = [(n, given.get(n, kind)) for n in found]
-    return Functor(
-        body,
-        given.get(name, kind),
-        tuple(t for t in typed if not found[t[0]]),
-        tuple(t for t in typed if found[t[0]]),
-        name,
-    )
+    operands, scalars = (tuple(t for t in typed if found[t[0]] == is_scalar) for is_scalar in (False, True))
+    return Functor(body, given.get(name, kind), operands, scalars, name)
 
 
 def _flat(scope: Scope, name: str) -> Scalar:
@@ -242,10 +226,8 @@ def _is_scalar_read(access: Access, scope: Scope, name: str) -> bool:
 
 def _is_same_address(a: Index, b: Index) -> bool:
     # An iterator of one value is that value, whichever is written.
-    alone: dict[Iterator, Index] = {
-        x: as_index(Iterator(x.name, x.lo, x.hi)) * 0 + x.lo for i in (a, b) for x in i.iterators if x.extent == 1
-    }
-    return a.substitute(lambda x: alone.get(x, as_index(x))) == b.substitute(lambda x: alone.get(x, as_index(x)))
+    single = {x: x.lo for i in (a, b) for x in i.iterators if x.extent == 1}
+    return substitute_index(a, single) == substitute_index(b, single)
 
 
 THREAD_REGISTERS = 255
@@ -346,16 +328,16 @@ def grid_stride_kernel(functor: Functor, launch: ElementwiseLaunch) -> Kernel:
     if pack < 1:
         raise Refused(f"functor {functor.name}: a pack of {pack} elements")
     result, *rest = functor_arguments(functor)
-    inputs = rest[: len(functor.operands)]
+    inputs, scalars = rest[: len(functor.operands)], rest[len(functor.operands) :]
     packs, tail, first, i = (Var(n, kind) for n in ("packs", "tail", "first", "i"))
     start = cast(kind, LaunchIndex("block")) * BLOCK_THREADS + cast(kind, LaunchIndex("thread"))
-    held, fixed = _scalars(functor, rest[len(inputs) :])
+    fixed = {name: Var(f"value {name}", of.computed) for name, of in functor.scalars}
     if pack == 1:
         inner: tuple[Statement, ...] = (Store(result, i, _value(functor, fixed, inputs, i)),)
     else:
         inner = tuple(_pack(functor, fixed, result, inputs, i * pack, pack))
     body: list[Statement] = [
-        *held,
+        *(Declare(var, array[0]) for var, array in zip(fixed.values(), scalars, strict=True)),
         Declare(first, start),
         counted_loop(i, packs, *inner, start=first, step=cast(kind, LaunchIndex("grid")) * BLOCK_THREADS),
     ]
@@ -373,16 +355,6 @@ def aligned_kernel(functor: Functor, length: int) -> Kernel:
     return grid_stride_kernel(functor, plan_launch(length, functor.kinds, [0] * len(functor.kinds)))
 
 
-def _scalars(functor: Functor, arrays: Iterable[Array]) -> tuple[list[Statement], dict[str, Expr]]:
-    declared: list[Statement] = []
-    fixed: dict[str, Expr] = {}
-    for (name, kind), array in zip(functor.scalars, arrays, strict=True):
-        var = Var(f"value {name}", kind.computed)
-        declared.append(Declare(var, array[0]))
-        fixed[name] = var
-    return declared, fixed
-
-
 def _pack(
     functor: Functor, fixed: OperandValues, result: Array, inputs: Iterable[Array], at: Expr, pack: int
 ) -> Iterable[Statement]:
@@ -398,7 +370,7 @@ def _pack(
         yield counted_loop(j, pack, *_pairs(functor, fixed, made, tuple(own.values()), j), step=2, hint="unroll")
     else:
         store = Store(made, j, _value(functor, fixed, own.values(), j))
-        yield counted_loop(j, pack, store, hint="unroll")
+        yield unrolled(j, pack, store)
     yield Copy(result, at, made, literal(0), pack)
 
 
@@ -409,10 +381,13 @@ def _own(array: Array, pack: int) -> Array:
 
 def _pairs(functor: Functor, fixed: OperandValues, made: Array, own: tuple[Array, ...], j: Var) -> Iterable[Statement]:
     """Compute two elements at once: OneFlow's ``Apply2``."""
-    match _single_half_operation(functor):
-        case (op, a, b):
-            names = [n for n, _ in functor.operands]
-            yield PairOperation(op, made, j, own[names.index(a)], own[names.index(b)])
+    kinds = dict(functor.operands)
+    match functor.body:
+        case Apply("+" | "-" | "*" as op, (Access(Tensor(a)), Access(Tensor(b)))) if (
+            kinds.get(a) == kinds.get(b) == F16
+        ):
+            names = [*kinds]
+            yield PairOperation(op, made, j, own[names.index(a)], own[names.index(b)])  # one instruction
             return
     left, right = dict[str, Expr](fixed), dict[str, Expr](fixed)
     for (name, kind), array in zip(functor.operands, own, strict=True):
@@ -425,15 +400,6 @@ def _pairs(functor: Functor, fixed: OperandValues, made: Array, own: tuple[Array
     yield StorePair(made, j, _lower_body(functor, left), _lower_body(functor, right))
 
 
-def _single_half_operation(functor: Functor) -> tuple[str, str, str] | None:
-    """Return (operation, operand, operand) if that is all, in half precision: one instruction computes two."""
-    kinds = dict(functor.operands)
-    match functor.body:
-        case Apply(("+" | "-" | "*") as op, (Access(Tensor(a)), Access(Tensor(b)))):
-            return (op, a, b) if kinds.get(a) == kinds.get(b) == F16 else None
-    return None
-
-
 def _value(functor: Functor, fixed: OperandValues, arrays: Iterable[Array], at: Expr) -> Expr:
     loads = {name: array[at] for (name, _), array in zip(functor.operands, arrays, strict=True)}
     return _lower_body(functor, {**fixed, **loads})
@@ -441,11 +407,5 @@ def _value(functor: Functor, fixed: OperandValues, arrays: Iterable[Array], at: 
 
 def _lower_body(functor: Functor, values: OperandValues) -> Expr:
     """Return the functor's body of *values*, in the result's type."""
-    kind = functor.computed
-
-    def operand_value(source: object, _: object) -> Expr:
-        assert isinstance(source, Tensor)
-        return values[source.name]
-
-    body: Scalar = functor.body
-    return cast(functor.output.computed, lower_scalar(body, {}, operand_value, kind))
+    read = memory_reader({}, I32, values)
+    return cast(functor.output.computed, lower_scalar(functor.body, {}, read, functor.computed))

@@ -19,7 +19,8 @@ overlap-add reads whole pieces of each window.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise, permutations, product
 from math import lcm, prod
@@ -78,13 +79,11 @@ def prepare(scope: Scope) -> Scope:
     ready: dict[Scope, Scope] = {}
 
     def inner(access: Access) -> Access:
-        match access.source:
-            case Tensor() | Table():
-                return access
-            case Scope() as nested:
-                if nested not in ready:
-                    ready[nested] = prepare(nested)
-                return Access(ready[nested], access.index)
+        if not isinstance(access.source, Scope):
+            return access
+        if access.source not in ready:
+            ready[access.source] = prepare(access.source)
+        return Access(ready[access.source], access.index)
 
     scope = replace(scope, body=map_accesses(scope.body, inner))
     scope = _domain_to_guards(_unroll_small_sums(_narrow_windows(scope)))
@@ -203,8 +202,7 @@ def _domain_to_guards(scope: Scope) -> Scope:
     body: Scalar = scope.body
     if scope.summations:
         if scope.reduce == "sum" and scope.value == 0:
-            plain = replace(scope, domain=())
-            return replace(plain, body=_domain_guard(scope, body))
+            return replace(scope, domain=(), body=_domain_guard(scope, body))
         body = Access(replace(scope, domain=(), padding=()), tuple(as_index(x) for x in scope.traversals))
     return replace(scope, summations=(), reduce="sum", domain=(), body=_domain_guard(scope, body))
 
@@ -214,21 +212,22 @@ def _domain_guard(scope: Scope, body: Scalar) -> Scalar:
 
 
 def _inline_scopes(scope: Scope) -> Scalar:
-    often: dict[Scope, int] = {}
-    for access in accesses(scope.body):
-        if isinstance(access.source, Scope):
-            often[access.source] = often.get(access.source, 0) + 1
+    often = Counter(a.source for a in accesses(scope.body) if isinstance(a.source, Scope) and not a.source.summations)
 
     def inline_scope(access: Access) -> Scalar:
-        match access.source:
-            case Scope(traversals, (), body) as nested if _worth_inlining(
-                nested, often[nested] * evaluation_count(scope)
-            ):
-                to: Mapping[Iterator, Index] = dict(zip(traversals, access.index, strict=True))
-                return guard(access.index, nested.box, substitute(body, to), nested.value)
-        return access
+        nested = access.source
+        if not isinstance(nested, Scope) or nested.summations:
+            return access
+        is_worth = _worth_inlining(nested, often[nested] * evaluation_count(scope))
+        return _inlined(access, nested, nested.body) if is_worth else access
 
     return map_accesses(scope.body, inline_scope)
+
+
+def _inlined(access: Access, nested: Scope, body: Scalar) -> Scalar:
+    """Return *body*, that of *nested*, at the place where *access* reads it."""
+    to = dict(zip(nested.traversals, access.index, strict=True))
+    return guard(access.index, nested.box, substitute(body, to), nested.value)
 
 
 def inline_nested(scope: Scope) -> Scalar:
@@ -239,8 +238,7 @@ def inline_nested(scope: Scope) -> Scalar:
             case Tensor():
                 return access
             case Scope() as inner if not inner.summations:
-                at = dict(zip(inner.traversals, access.index, strict=True))
-                return guard(access.index, inner.box, substitute(inline_nested(inner), at), inner.value)
+                return _inlined(access, inner, inline_nested(inner))
             case source:
                 raise Refused(f"{source!r} is read at {access.index!r}: expected tensors and scopes without sums")
 
@@ -495,13 +493,8 @@ def _thresholds(test: Compare, u: Iterator, joint: bool) -> Iterable[int]:
 def fold_decided(body: Scalar) -> Scalar:
     """Return *body* without the conditions that always or never hold over the ranges of its iterators."""
     match body:
-        case Apply("where", (Compare() as test, yes, no)):
-            known = _constant_outcome(test)
-            return (
-                Apply("where", (test, fold_decided(yes), fold_decided(no)))
-                if known is None
-                else fold_decided(yes if known else no)
-            )
+        case Apply("where", (Compare() as test, yes, no)) if (known := _constant_outcome(test)) is not None:
+            return fold_decided(yes if known else no)
         case Apply("+", args):
             return add(*map(fold_decided, args))
         case Apply(op, args):

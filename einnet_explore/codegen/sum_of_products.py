@@ -22,6 +22,7 @@ from einnet_explore.analysis.indices import (
     open_views,
     period,
     substitute,
+    substitute_index,
 )
 from einnet_explore.analysis.products import two_reads
 from einnet_explore.codegen.preparation import collapse_read, drop_unit_dimensions, narrowest_window
@@ -54,23 +55,23 @@ def split_epilogue(scope: Scope) -> tuple[Scope, Scalar] | None:
     if len(inner) != 1:
         return None
     (read,) = inner
-    match read.source:
-        case Scope(traversals, summations, body, "sum", ()):
-            to: dict[Iterator, IndexLike] = dict(zip(traversals, read.index, strict=True))
-        case _:
-            return None
+    inner_scope = read.source
+    if not isinstance(inner_scope, Scope) or inner_scope.reduce != "sum" or inner_scope.domain:
+        return None
+    traversals = inner_scope.traversals
+    to: dict[Iterator, IndexLike] = dict(zip(traversals, read.index, strict=True))
     moving = {i.single for i, x in zip(read.index, traversals, strict=True) if x.extent > 1}
     if moving != {x for x in scope.traversals if x.extent > 1} or len(moving) < sum(x.extent > 1 for x in traversals):
         return None
     if any(i.bounds != (x.lo, x.hi - 1) for x, i in zip(traversals, read.index, strict=True)):
         return None
     used = {x.name for x in scope.traversals}
-    for s in summations:
+    for s in inner_scope.summations:
         name = fresh_name(s.name, used) if s.name in used else s.name
         used.add(name)
         to[s] = Iterator(name, s.lo, s.hi)
-    sums = tuple(as_index(to[s]).single or s for s in summations)
-    core = Scope(scope.traversals, sums, substitute(body, to))
+    sums = tuple(as_index(to[s]).single or s for s in inner_scope.summations)
+    core = Scope(scope.traversals, sums, substitute(inner_scope.body, to))
     epilogue = map_accesses(scope.body, lambda a: SUM_RESULT[()] if a == read else a)
     return core, epilogue
 
@@ -239,17 +240,14 @@ def _reads_as_neighbours(access: Access, x: Iterator, y: Iterator) -> bool:
 def _split_phases(core: Scope, reads: tuple[Access, Access], epilogue: Scalar) -> SumOfProducts | None:
     indices = [i for a in reads for i in a.index]
     periods = tuple(period(indices, x) for x in core.traversals)
-    if (
-        any(x.extent % p for x, p in zip(core.traversals, periods, strict=True))
-        or prod(periods) > MAX_PHASE_COMBINATIONS
-    ):
+    is_whole = not any(x.extent % p for x, p in zip(core.traversals, periods, strict=True))
+    if not is_whole or prod(periods) > MAX_PHASE_COMBINATIONS:
         return None
     inner = tuple(Iterator(x.name, 0, x.extent // p) for x, p in zip(core.traversals, periods, strict=True))
     found: dict[Phase, tuple[IndexTuple, IndexTuple]] = {}
     for phase in product(*map(range, periods)):
         to = {x: as_index(u) * p + q for x, u, p, q in zip(core.traversals, inner, periods, phase, strict=True)}
-        put = partial(_substituted_index, to)
-        both = [tuple(i.substitute(put) for i in a.index) for a in reads]
+        both = [tuple(substitute_index(i, to) for i in a.index) for a in reads]
         if not all(i.affine for where in both for i in where):
             return None
         found[phase] = (both[0], both[1])
@@ -257,7 +255,3 @@ def _split_phases(core: Scope, reads: tuple[Access, Access], epilogue: Scalar) -
     if not isinstance(left, Tensor) or not isinstance(right, Tensor):
         return None
     return SumOfProducts(inner, periods, core.summations, (left, right), found, core.traversals, epilogue)
-
-
-def _substituted_index(to: Mapping[Iterator, Index], x: Iterator) -> Index:
-    return to[x] if x in to else as_index(x)

@@ -7,7 +7,7 @@ requantisations, divided beforehand), and element-wise arithmetic of integers.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from einnet_explore.analysis.equations import constant_tensors
@@ -62,27 +62,35 @@ def with_wide_values(program: Program) -> Program:
 
 def _wide_equations(program: Program) -> set[str]:
     """Return the equations in ``float32`` that become ``float64``, by name."""
-    known = constant_tensors(program)
+    known, kept = constant_tensors(program), {e.name for e in program.equations if _is_call(e)} | set(program.outputs)
+
+    def may_widen(equation: Equation) -> bool:
+        scope = equation.scope
+        is_known = equation.name in known or _is_arithmetic_of_integers(scope, known)
+        return is_known and equation.name not in kept and element_type(scope) == FLOAT32
+
+    return read_in_double_only(program, may_widen)
+
+
+def read_in_double_only(program: Program, may_widen: Callable[[Equation], bool]) -> set[str]:
+    """Return the equations that *may_widen* and that only arithmetic in ``float64`` reads, by name."""
     wide, narrow, read = set[str](), set[str](), set[str]()
     for equation in reversed(program.equations):
-        scope, name = equation.scope, equation.name
-        own = {t.name for t in tensors(scope)}
-        is_call = equation.via is not None and equation.via.is_library_call
-        if (
-            name in read - narrow - set(program.outputs)
-            and not is_call
-            and element_type(scope) == FLOAT32
-            and (name in known or _is_arithmetic_of_integers(scope, known))
-        ):
-            wide.add(name)
-        elif is_call or computing_type(scope) != WIDE:
+        own = {t.name for t in tensors(equation.scope)}
+        if equation.name in read - narrow and may_widen(equation):
+            wide.add(equation.name)
+        elif _is_call(equation) or computing_type(equation.scope) != WIDE:
             narrow |= own
         read |= own
     return wide
 
 
+def _is_call(equation: Equation) -> bool:
+    return equation.via is not None and equation.via.is_library_call
+
+
 def _is_arithmetic_of_integers(scope: Scope, known: Collection[str]) -> bool:
-    """Whether *scope* is element-wise arithmetic of integers and of tensors that are *known*."""
+    """True if *scope* is element-wise arithmetic of integers and of tensors that are *known*."""
     exact = all(t.name in known or ELEMENT_TYPES[t.dtype].is_integer for t in tensors(scope))
     return exact and is_arithmetic(scope.body) and not any(inner.summations for _, inner in scopes(scope))
 
@@ -114,7 +122,7 @@ def _cast(body: Scalar) -> Scalar:
 
 
 def rounds_computed_values(program: Program) -> bool:
-    """Whether *program* rounds numbers in floating point to integers that its equations compute.
+    """True if *program* rounds numbers in floating point to integers that its equations compute.
 
     A runtime rounds each of them to ``float32`` first, so it gives other integers next to a tie.  The quotient of an
     input by a scale alone is one operation, which a runtime computes as it is defined.
@@ -127,7 +135,7 @@ def rounds_computed_values(program: Program) -> bool:
 
 
 def rounds_exactly(program: Program) -> bool:
-    """Whether kernels of *program* compute all that they round to integers in ``float64``, from its inputs on.
+    """True if kernels of *program* compute all that they round to integers in ``float64``, from its inputs on.
 
     Where a value in between is ``float32``, or a function such as ``exp`` is computed, errors decide next to a tie.
     """
@@ -137,8 +145,7 @@ def rounds_exactly(program: Program) -> bool:
         own = {tensor.name for tensor in tensors(scope)}
         if rounds_numbers(scope) and not (computing_type(scope) == WIDE and own <= exact):
             return False
-        is_call = equation.via is not None and equation.via.is_library_call
-        if element_type(scope) != FLOAT32 or (own <= exact and not is_call and _is_selection(scope)):
+        if element_type(scope) != FLOAT32 or (own <= exact and not _is_call(equation) and _is_selection(scope)):
             exact.add(equation.name)
     return True
 
@@ -147,7 +154,7 @@ _SELECTIONS = frozenset(("where", "select", "relu", "maximum", "minimum", "less"
 
 
 def _is_selection(scope: Scope) -> bool:
-    """Whether the elements of *scope* are elements that it reads, or constants."""
+    """True if the elements of *scope* are elements that it reads, or constants."""
     return all(
         (not inner.summations or inner.reduce in ("max", "min"))
         and all(part.op in _SELECTIONS for part in walk_scalar(inner.body) if isinstance(part, Apply))

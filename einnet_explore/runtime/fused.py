@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.codegen.fusion.cpu import cpu_blocks, cpu_kernel, row_length
-from einnet_explore.codegen.fusion.frame import FusedLayout, lay_out, slot_name, slot_sizes, uncollapsed_layout
+from einnet_explore.codegen.fusion.frame import FusedLayout, lay_out, slot_name, slot_sizes
 from einnet_explore.codegen.fusion.operations import TypedProgram, program_operations
 from einnet_explore.codegen.fusion.plan import FusedKernel, check_served, fuse_program
 from einnet_explore.codegen.language.lowering import FIRST_BLOCK
@@ -223,7 +223,7 @@ class FusedProgram:
     def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs by name, in new arrays; raises as ``bind`` does."""
         found, names = self._launch(arrays, None)
-        shapes = _output_shapes(found.flat)
+        shapes = found.flat.fused.output_shapes(found.flat.shapes)
         outs = {name: self._empty(shapes[name], self._dtype(found.flat.fused, name)) for name in names}
         found.bind(arrays, outs)()
         return outs
@@ -243,7 +243,7 @@ class FusedProgram:
         fused = self.fused({name: a.shape for name, a in arrays.items()})
         arrays = {**fused.tables, **arrays}
         shapes = {t.name: arrays[t.name].shape for t in fused.program.inputs}
-        wanted = _output_shapes(uncollapsed_layout(fused, shapes))
+        wanted = fused.output_shapes(shapes)
         strides = {t.name: _element_strides(t.name, arrays[t.name], self._dtype(fused, t.name)) for t in fused.inputs}
         for name, shape in wanted.items():
             if outs is None:
@@ -269,13 +269,6 @@ class FusedProgram:
         return np.empty(shape, dtype)
 
 
-def _output_shapes(flat: FusedLayout) -> dict[str, tuple[int, ...]]:
-    """The shape of every output, in the program's order."""
-    known = flat.fused.known
-    extents = flat.sizes
-    return {n: tuple(extents[x] for x in known[n].scope.traversals) for n in flat.fused.program.outputs}
-
-
 def _element_strides(name: str, array: Array, dtype: np.dtype) -> tuple[int, ...]:
     """The strides of *array* in elements."""
     if array.dtype != dtype:
@@ -287,7 +280,7 @@ def _element_strides(name: str, array: Array, dtype: np.dtype) -> tuple[int, ...
 
 
 def overlap(one: Array, other: Array) -> bool:
-    """Whether the arrays may have an element in common; an undecided case (many axes) counts as one."""
+    """True if the arrays may have an element in common; an undecided case (many axes) counts as one."""
     if not np.may_share_memory(one, other):
         return False
     try:

@@ -1,5 +1,9 @@
 """Text for people: names and messages from outside made printable, counts, durations, colours."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
 GREEN, AMBER, RED = "#00a040", "#c08000", "#e0002d"
 
 
@@ -27,3 +31,9 @@ def hue_style(hue: str) -> str:
     No single colour is legible on both white and near-black, and notebook output does not know its background.
     """
     return f"color:color-mix(in srgb, {hue} 60%, currentColor)"
+
+
+def align_right(rows: Sequence[Sequence[str]]) -> str:
+    """Return *rows* as lines of text, every column as wide as its longest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(c.rjust(n) for c, n in zip(row, widths, strict=True)).rstrip() for row in rows)

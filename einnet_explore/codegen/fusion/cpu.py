@@ -16,7 +16,7 @@ from einnet_explore.codegen.fusion.frame import EmissionState, FusedLayout, Loop
 from einnet_explore.codegen.fusion.operations import read_name
 from einnet_explore.codegen.fusion.plan import FusedNest, FusedStage, FusedStep
 from einnet_explore.codegen.language.guards import split_at_guards
-from einnet_explore.codegen.language.lowering import FIRST_BLOCK
+from einnet_explore.codegen.language.lowering import FIRST_BLOCK, mixed_radix_split
 from einnet_explore.codegen.language.statements import (
     TILE_SIDES,
     Assign,
@@ -95,7 +95,7 @@ def sweep_rows(flat: FusedLayout, threads: int) -> FusedLayout:
 
 
 def _with_joined_points(flat: FusedLayout, lanes: int) -> FusedLayout:
-    nests = [nest for stage in flat.fused.stages for nest in stage.nests]
+    nests = flat.fused.nests
     sums = [x for x in flat.order if any(x in nest.summations for nest in nests)]
     typed = {kind for types in flat.fused.types.values() for kind in (types.stored, types.computed)} - {F32}
     if flat.lanes is not None or not flat.grid or not sums or typed or flat.fused.slots:
@@ -113,7 +113,7 @@ def _with_joined_points(flat: FusedLayout, lanes: int) -> FusedLayout:
 
 def _with_sum_innermost(flat: FusedLayout, least: int) -> FusedLayout:
     x, inputs = flat.lanes, {t.name for t in flat.fused.inputs}
-    for nest in (nest for stage in flat.fused.stages for nest in stage.nests if x is not None):
+    for nest in flat.fused.nests if x is not None else ():
         for access in (a for step in nest.steps for a in accesses(step.body) if read_name(a) in inputs):
             steps = zip(access.index, flat.strides[read_name(access)], strict=True)
             along = next((i.single for i, step in steps if step == 1), None)
@@ -157,7 +157,7 @@ class LaneWriter(LoopWriter):
     def row_nest(self, frame: EmissionState, nest: FusedNest, row: PointRow) -> list[Statement]:
         """Write *nest* for a row of points of the grid."""
         row = self._with_rows(row, self.rows)
-        loops = tuple(x for x in self.flat.order if x in nest.axes)
+        loops = self.flat.in_order(nest.axes)
         if all(s.reduce is None for s in nest.steps):
             return self.loops(frame, loops, lambda f: row.loop(self, f, lambda g, _: self.values(g, nest.steps)[1]))
         outside = tuple(x for x in loops if x in nest.traversals)
@@ -184,7 +184,7 @@ class LaneWriter(LoopWriter):
     ) -> list[Statement]:
         """Write the reductions of *nest*: a vector for each point of *row*, and then the rows of all these vectors."""
         side = self.flat.joined
-        sums = tuple(x for x in self.flat.order if x in nest.summations)
+        sums = self.flat.in_order(nest.summations)
         whole = self.flat.extents[sums[-1]] // side * side
         tiles, columns = (
             {
@@ -241,7 +241,7 @@ class LaneWriter(LoopWriter):
         lanes at a time as stay in registers, where no guards divide them.
         """
         reduced = [s for s in nest.steps if s.reduce is not None]
-        sums = tuple(x for x in self.flat.order if x in nest.summations)
+        sums = self.flat.in_order(nest.summations)
         totals = self._lane_arrays("total", reduced, frame.wide_total, self.row_points)
         out: list[Statement] = [LocalArray(a) for a in totals.values()]
 
@@ -355,11 +355,7 @@ def cpu_kernel(flat: FusedLayout, kind: Type, row_points: int = ROW_POINTS) -> K
     row_points = flat.joined or row_points
     frame = EmissionState(flat, kind, I64)
     first = Var(FIRST_BLOCK, I64)
-    params: tuple[Array | Var, ...] = (
-        *frame.arrays.values(),
-        first,
-        *frame.numbers,
-    )
+    params: tuple[Array | Var, ...] = (*frame.arrays.values(), first, *frame.numbers)
     return Kernel("fused", params, tuple(_CpuWriter(flat, row_points).kernel(frame, first)))
 
 
@@ -378,14 +374,15 @@ class _CpuWriter(LaneWriter):
         lanes = self.flat.together
         point = self.var("point")
         yield Declare(point, cast(I64, LaunchIndex("block")) + first)
-        rest: Expr = point
         row: PointRow | None = None
+
+        def number_of(x: Iterator) -> Expr:
+            return (frame.extent(x) + (self.row_points - 1)) // self.row_points if x == lanes else frame.extent(x)
+
         counted = [x for x in self.flat.grid if x != self.flat.swept]
-        for x in reversed(counted):
-            size = frame.extent(x) if x != lanes else (frame.extent(x) + (self.row_points - 1)) // self.row_points
+        for x, digit in mixed_radix_split(counted, point, number_of).items():
             place = self.var(f"at {x.name}")
-            yield Declare(place, rest if x == counted[0] else rest % size)
-            rest = rest // size
+            yield Declare(place, digit)
             if x != lanes:
                 frame = frame.standing(x, place)
                 continue
@@ -420,7 +417,7 @@ class _CpuWriter(LaneWriter):
 
     def _nest(self, frame: EmissionState, nest: FusedNest) -> tuple[EmissionState, list[Statement]]:
         """Return the loops of *nest*, and a state that holds the values that it reduces to scalars."""
-        loops = tuple(x for x in self.flat.order if x in nest.axes)
+        loops = self.flat.in_order(nest.axes)
         reduced = [s for s in nest.steps if s.reduce is not None]
         if not reduced:
             return frame, self.loops(frame, loops, lambda f: self.values(f, nest.steps)[1], hint="simd")

@@ -8,11 +8,12 @@ The text of a kernel depends on the axes that remain only; extents and strides a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import count
 from math import prod
+from operator import mul
 
 from einnet_explore.analysis.flattening import are_neighbours, row_major_strides
 from einnet_explore.analysis.indices import box_tests
@@ -73,12 +74,16 @@ class FusedLayout:
     @property
     def grid(self) -> tuple[Iterator, ...]:
         """The remaining axes of the grid."""
-        return tuple(x for x in self.order if x in self.fused.grid)
+        return self.in_order(self.fused.grid)
 
     @property
     def points(self) -> int:
         """Points of the grid."""
         return prod(self.extents[x] for x in self.grid)
+
+    def in_order(self, axes: Collection[Iterator]) -> tuple[Iterator, ...]:
+        """Return those of *axes* that remain, outermost first."""
+        return tuple(x for x in self.order if x in axes)
 
     @cached_property
     def numbers(self) -> Mapping[str, float]:
@@ -122,12 +127,6 @@ def lay_out(fused: FusedKernel, shapes: Shapes, strides: Strides) -> FusedLayout
     return FusedLayout(fused, shapes, sizes, *_collapse_axes(fused, sizes, own, order))
 
 
-def uncollapsed_layout(fused: FusedKernel, shapes: Shapes) -> FusedLayout:
-    """Return *fused* for inputs of *shapes* with all its axes and without strides."""
-    sizes = {x: fused.sizes.extent(x, shapes) for x in fused.sizes.axes}
-    return FusedLayout(fused, shapes, sizes, sizes, {}, tuple(sizes))
-
-
 def slot_sizes(flat: FusedLayout) -> tuple[int, ...]:
     """Return the elements of each slot for one point of the grid: the largest of its temporaries."""
     fused = flat.fused
@@ -144,7 +143,7 @@ MemoryUse = tuple[str, tuple["Iterator | None", ...]]
 def memory_uses(fused: FusedKernel, steps: Iterable[FusedStep] | None = None) -> tuple[MemoryUse, ...]:
     """Return (memory, the axis of each index or None) for every access to memory and every store of *steps*, or all."""
     out: dict[MemoryUse, None] = {}
-    for step in (s for stage in fused.stages for s in stage.steps) if steps is None else steps:
+    for step in fused.steps if steps is None else steps:
         found: list[MemoryUse] = [(read_name(a), tuple(i.single for i in a.index)) for a in accesses(step.body)]
         if step.stores:
             found.append((step.name, fused.known[step.name].scope.traversals))
@@ -198,7 +197,7 @@ def _have_same_loops(fused: FusedKernel, a: Iterator, b: Iterator) -> bool:
     """True if both are free, and loops of the same kind in every nest."""
     if fused.sizes.axes[a].fixed or fused.sizes.axes[b].fixed or (a in fused.grid) != (b in fused.grid):
         return False
-    parts = (part for stage in fused.stages for n in stage.nests for part in (n.traversals, n.summations))
+    parts = (part for n in fused.nests for part in (n.traversals, n.summations))
     return all((a in part) == (b in part) for part in parts)
 
 
@@ -264,6 +263,10 @@ class EmissionState:
         if x not in self.flat.order:
             return Literal(1, self.wide)
         return Literal(self.flat.extents[x], self.wide) if self._known(x) else Var(size_name(x), self.wide)
+
+    def count(self, axes: Iterable[Iterator]) -> Expr:
+        """Return the number of points of *axes*."""
+        return reduce(mul, map(self.extent, axes), Literal(1, self.wide))
 
     def standing(self, x: Iterator, place: Expr) -> EmissionState:
         """Return the state with *x* at *place*, counted from 0."""
@@ -331,10 +334,7 @@ class EmissionState:
         if space.slot is None:
             unit = self.flat.strides[memory][d] == 1
             return Literal(1, self.wide) if unit else Var(step_name(memory, d), self.wide)
-        step: Expr = Literal(1, self.wide)
-        for x in space.axes[d + 1 :]:
-            step = step * self.extent(x)
-        return step
+        return self.count(space.axes[d + 1 :])
 
     def guarded(self, step: FusedStep, value: Expr) -> Expr:
         """Return *value* if the domain of *step* holds, else its constant."""
@@ -359,8 +359,7 @@ class EmissionState:
             return kind, literal(neutral, kind)
         if step.reduce in ("sum", "prod"):
             return (unsigned := Type("uint", kind.bits)), literal(neutral, unsigned)
-        half = 1 << kind.bits - 1
-        return kind, literal(-half if step.reduce == "max" else half - 1, kind)
+        return kind, literal(kind.bounds[step.reduce == "min"], kind)
 
     def wide_total(self, step: FusedStep) -> tuple[Type, Expr]:
         """Return ``total`` with sums and products of floating types in double precision."""
@@ -443,8 +442,7 @@ class LoopWriter:
         self, frame: EmissionState, axes: Iterable[Iterator], body: LoopBody, hint: LoopHint | None = None
     ) -> list[Statement]:
         """Return *body* in loops over *axes* in their order; *hint* concerns the innermost one."""
-        among = frozenset(axes)
-        left = [x for x in self.flat.order if x in among]
+        left = self.flat.in_order(frozenset(axes))
         if not left:
             return list(body(frame))
         x, *rest = left

@@ -28,6 +28,7 @@ from typing import TypeAlias
 import numpy.typing as npt
 
 from einnet_explore.analysis.flattening import row_major_strides
+from einnet_explore.analysis.indices import iterators_of
 from einnet_explore.codegen.fusion.frame import (
     EmissionState,
     FusedLayout,
@@ -37,10 +38,10 @@ from einnet_explore.codegen.fusion.frame import (
     lay_out,
     slot_name,
     slot_sizes,
-    uncollapsed_layout,
 )
 from einnet_explore.codegen.fusion.operations import Shapes, read_name
 from einnet_explore.codegen.fusion.plan import FusedKernel, FusedNest, FusedStage, FusedStep, check_served
+from einnet_explore.codegen.language.lowering import mixed_radix_split
 from einnet_explore.codegen.language.statements import (
     Assign,
     Barrier,
@@ -60,7 +61,6 @@ from einnet_explore.codegen.language.values import (
     Array,
     Expr,
     LaunchIndex,
-    Literal,
     Type,
     Var,
     cast,
@@ -93,10 +93,7 @@ def gpu_launch(
 def gpu_layout(fused: FusedKernel, shapes: Shapes) -> FusedLayout:
     """Return the layout of *fused* for contiguous arrays of *shapes*; raises Refused for others."""
     check_served(fused, shapes)
-    plain = uncollapsed_layout(fused, shapes)
-    whole = {t.name: tuple(shapes[t.name]) for t in fused.inputs} | {
-        o.name: tuple(plain.sizes[x] for x in o.scope.traversals) for o in fused.operations if o.output
-    }
+    whole = {t.name: tuple(shapes[t.name]) for t in fused.inputs} | fused.output_shapes(shapes)
     return lay_out(fused, shapes, {name: row_major_strides(shape) for name, shape in whole.items()})
 
 
@@ -110,11 +107,7 @@ def write_kernel(writer: GpuWriter, kind: Type) -> Kernel:
     flat = writer.flat
     frame = EmissionState(flat, kind, address_type(flat))
     slots = tuple(Var(f"{slot_name(n)} size", frame.wide) for n in range(flat.fused.slots))
-    params: tuple[Array | Var, ...] = (
-        *frame.arrays.values(),
-        *slots,
-        *frame.numbers,
-    )
+    params: tuple[Array | Var, ...] = (*frame.arrays.values(), *slots, *frame.numbers)
     body = writer.thread_per_point(frame, slots) if flat.lanes is not None else writer.block_per_point(frame, slots)
     blocks = gpu_blocks(flat, writer.threads) // writer.points
     return Kernel("fused", params, tuple(body), (writer.threads * writer.points, 1, 1), (max(1, blocks), 1, 1))
@@ -127,20 +120,11 @@ def gpu_blocks(flat: FusedLayout, threads: int = FUSED_THREADS) -> int:
 
 def address_type(flat: FusedLayout) -> Type:
     """Return the integer type of addresses: 32 bits if they suffice."""
-    far = max((sum(abs(k) * n for k, n in _address_spans(flat, name)) for name in flat.strides), default=0)
+    shapes = {**flat.shapes, **flat.fused.output_shapes(flat.shapes)}
+    spans = (zip(steps, shapes[name], strict=True) for name, steps in flat.strides.items() if name in shapes)
+    far = max((sum(abs(k) * n for k, n in span) for span in spans), default=0)
     most = max(far, *(n * max(1, flat.points) for n in slot_sizes(flat)), *flat.extents.values(), flat.points, 1)
     return I32 if most + 2 * FUSED_THREADS < 1 << 31 else I64
-
-
-def _address_spans(flat: FusedLayout, name: str) -> Iterable[tuple[int, int]]:
-    known = flat.fused.known
-    if name in known:
-        extents = [flat.sizes[x] for x in known[name].scope.traversals]
-        if flat.fused.spaces[name].slot is not None:
-            return ()
-    else:
-        extents = [flat.shapes[name][d] for d in range(len(flat.strides[name]))]
-    return zip(flat.strides[name], extents, strict=True)
 
 
 @dataclass(frozen=True)
@@ -160,20 +144,13 @@ class GpuWriter(LoopWriter):
         stages = self.flat.fused.stages
         each = [Counter(frame.total(s)[0] for s in _joined_steps(stage)) for stage in stages]
         widest = reduce(or_, each)
+
+        def tree(turn: int, n: int, kind: Type) -> Array:
+            name = f":tree {turn} {n}{'' if kind == frame.kind else f' {kind!r}'}"
+            return Array(name, kind, self.threads * self.points, "shared", align=16)
+
         trees: tuple[_Trees, ...] = tuple(
-            {
-                kind: tuple(
-                    Array(
-                        f":tree {turn} {n}{'' if kind == frame.kind else f' {kind!r}'}",
-                        kind,
-                        self.threads * self.points,
-                        "shared",
-                        align=16,
-                    )
-                    for n in range(number)
-                )
-                for kind, number in widest.items()
-            }
+            {kind: tuple(tree(turn, n, kind) for n in range(number)) for kind, number in widest.items()}
             for turn in range(min(2, len(stages)))
         )
         yield from (LocalArray(a) for turn in trees for arrays in turn.values() for a in arrays)
@@ -196,9 +173,7 @@ class GpuWriter(LoopWriter):
         point = self.var("point", frame.wide)
         block, thread = cast(frame.wide, LaunchIndex("block")), cast(frame.wide, _THREAD)
         yield Declare(point, block * self.threads + thread)
-        points: Expr = Literal(1, frame.wide)
-        for x in self.flat.grid:
-            points = points * frame.extent(x)
+        points = frame.count(self.flat.grid)
         inside, body = self.split_position(frame, self.flat.grid, point)
         inside = replace(inside, base={n: point * size for n, size in enumerate(slots)})
         for n, stage in enumerate(self.flat.fused.stages):
@@ -215,11 +190,8 @@ class GpuWriter(LoopWriter):
     ) -> tuple[EmissionState, list[Statement]]:
         """Split *flat* into the values of *axes*."""
         out: list[Statement] = []
-        rest = flat
-        for x in reversed(axes):
-            place = self.var(x.name, frame.wide)
-            out.append(Declare(place, rest if x == axes[0] else rest % frame.extent(x)))
-            rest = rest // frame.extent(x)
+        for x, digit in mixed_radix_split(axes, flat, frame.extent).items():
+            out.append(Declare(place := self.var(x.name, frame.wide), digit))
             frame = frame.standing(x, place)
         return frame, out
 
@@ -230,9 +202,8 @@ class GpuWriter(LoopWriter):
             if nest.traversals:
                 out += self.share_points(frame, nest, nest.traversals, partial(self._point, nest=nest))
                 continue
-            parts = self._declare_parts(frame, nest)
-            out += [Declare(var, frame.total(step)[1]) for step, var in parts]
-            joins = _join_to_parts(parts)
+            parts, made, joins = self._begin_parts(frame, nest)
+            out += made
             out += self.share_points(frame, nest, nest.summations, partial(self.steps, nest=nest, join_to=joins))
             joined += parts
         if joined:
@@ -279,38 +250,37 @@ class GpuWriter(LoopWriter):
     def _by_first_thread(self, statement: Statement) -> Statement:
         return If(self.lane.eq(0), (statement,))
 
-    def _declare_parts(self, frame: EmissionState, nest: FusedNest) -> list[tuple[FusedStep, Var]]:
-        return [(s, self.var(f"part {s.name}", frame.total(s)[0])) for s in nest.steps if s.reduce is not None]
+    def _begin_parts(
+        self, frame: EmissionState, nest: FusedNest
+    ) -> tuple[list[tuple[FusedStep, Var]], list[Statement], Callable[[FusedStep, Expr], Statement]]:
+        """Return the parts of the reductions of *nest*, their declarations, and what joins a value to its part."""
+        parts = {s.name: self.var(f"part {s.name}", frame.total(s)[0]) for s in nest.steps if s.reduce is not None}
+        pairs = [(s, parts[s.name]) for s in nest.steps if s.reduce is not None]
+        declared: list[Statement] = [Declare(part, frame.total(step)[1]) for step, part in pairs]
+        return pairs, declared, lambda s, value: Assign(parts[s.name], join_values(s, parts[s.name], value))
 
     def share_points(
         self, frame: EmissionState, nest: FusedNest, axes: tuple[Iterator, ...], body: LoopBody
     ) -> list[Statement]:
         """Write *body* of *nest* for all points of *axes*, shared among the threads of a block."""
-        left = tuple(x for x in self.flat.order if x in axes)
-        total: Expr = Literal(1, frame.wide)
-        for x in left:
-            total = total * frame.extent(x)
+        left = self.flat.in_order(axes)
         flat = self.var("element", frame.wide)
         here, made = self.split_position(frame, left, flat)
         start = cast(frame.wide, self.lane)
-        return [counted_loop(flat, total, *made, *body(here), start=start, step=self.threads)]
+        return [counted_loop(flat, frame.count(left), *made, *body(here), start=start, step=self.threads)]
 
     def _point(self, frame: EmissionState, nest: FusedNest) -> list[Statement]:
         """Write *nest* at one point of its traversals, by one thread."""
-        if all(s.reduce is None for s in nest.steps):
-            return self.values(frame, nest.steps)[1]
         return self._reduce_nest(frame, nest)[1]
 
     def _reduce_nest(self, frame: EmissionState, nest: FusedNest) -> tuple[EmissionState, list[Statement]]:
-        parts = self._declare_parts(frame, nest)
-        out: list[Statement] = [Declare(var, frame.total(step)[1]) for step, var in parts]
-        joins = _join_to_parts(parts)
+        parts, out, joins = self._begin_parts(frame, nest)
         out += self.loops(frame, nest.summations, lambda f: self.steps(f, nest, joins))
         values, made = self.finish(frame, parts)
         return frame.holding(values), out + made
 
     def _write_by_one_thread(self, frame: EmissionState, nest: FusedNest) -> tuple[EmissionState, list[Statement]]:
-        """Write *nest* by one thread."""
+        """Write all of *nest* by one thread."""
         if not nest.traversals:
             return self._reduce_nest(frame, nest)
         return frame, self.loops(frame, nest.traversals, lambda f: self._point(f, nest))
@@ -324,12 +294,6 @@ def _team(threads: int) -> int:
 def _joined_steps(stage: FusedStage) -> Iterable[FusedStep]:
     """Yield the reductions that all threads of a block share."""
     return (s for n in stage.nests if not n.traversals for s in n.steps if s.reduce is not None)
-
-
-def _join_to_parts(parts: Iterable[tuple[FusedStep, Var]]) -> Callable[[FusedStep, Expr], Statement]:
-    """Return a function that joins a value to the part of its step."""
-    own = {step.name: part for step, part in parts}
-    return lambda step, value: Assign(own[step.name], join_values(step, own[step.name], value))
 
 
 @dataclass(frozen=True)
@@ -404,9 +368,9 @@ def _touched_elements(fused: FusedKernel, sizes: Mapping[Iterator, int], steps: 
     """Return the elements of each memory that *steps* read or write, each once."""
     out: dict[str, int] = {}
     for step in steps:
-        uses = [(read_name(a), {x for i in a.index for x in i.iterators}) for a in accesses(step.body)]
+        uses = [(read_name(a), iterators_of(a)) for a in accesses(step.body)]
         if step.stores:
-            uses.append((step.name, set(fused.known[step.name].scope.traversals)))
+            uses.append((step.name, frozenset(fused.known[step.name].scope.traversals)))
         for name, axes in uses:
             space = fused.spaces.get(name)
             if space is not None and space.kind != "register":
@@ -419,6 +383,6 @@ def _unfused_seconds(fused: FusedKernel, sizes: Mapping[Iterator, int], target: 
     seconds = 0.0
     for operation in fused.operations:
         elements = prod(sizes[x] for x in operation.scope.traversals)
-        elements += sum(prod(sizes[x] for x in {x for i in a.index for x in i.iterators}) for a in operation.reads)
+        elements += sum(prod(sizes[x] for x in iterators_of(a)) for a in operation.reads)
         seconds += target.launch + elements * F32.size / target.memory
     return seconds

@@ -12,9 +12,8 @@ An abstract size is a set of dimensions that the program requires to be equal, o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import combinations_with_replacement
 from math import isclose, isfinite, prod, sqrt
 from typing import Any
@@ -24,6 +23,7 @@ import numpy as np
 from einnet_explore.analysis.equations import is_typed, lift_scopes
 from einnet_explore.analysis.indices import compared_iterators, iterators_of, with_iterators
 from einnet_explore.codegen.language.values import BOOL, F64, I32, Type, type_of
+from einnet_explore.codegen.wide_values import read_in_double_only
 from einnet_explore.ir import (
     ELEMENT_TYPES,
     FLOAT32,
@@ -44,7 +44,6 @@ from einnet_explore.ir import (
     is_arithmetic,
     map_accesses,
     scalar_type,
-    tensors,
     walk_scalar,
 )
 from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
@@ -84,7 +83,10 @@ def typed_program(program: Program) -> TypedProgram:
     equations = tuple(replace(e, scope=_with_integers_apart(e.scope, integers)) for e in program.equations)
     lifted, results = lift_scopes(replace(program, equations=equations)), program.names()
     types = {t.name: ValueType(arithmetic_type(t.dtype), type_of(t.dtype)) for t in program.inputs}
-    wide = _wide_values(lifted, results)
+    wide = read_in_double_only(
+        lifted,
+        lambda e: e.name not in results and computing_type(e.scope) == FLOAT32 and is_arithmetic(e.scope.body),
+    )
     for equation in lifted.equations:
         # A cast may read a nested scope.
         is_nested = equation.name not in results and equation.scope not in integers
@@ -93,20 +95,6 @@ def typed_program(program: Program) -> TypedProgram:
         stored = type_of(element_type(equation.scope)) if equation.name in results else computed
         types[equation.name] = ValueType(computed, stored)
     return TypedProgram(lifted, types, {})
-
-
-def _wide_values(program: Program, results: frozenset[str]) -> Collection[str]:
-    """Return the equations but *results* whose arithmetic in ``float32`` only values in ``float64`` read, by name."""
-    wide, narrow = set[str](), set[str]()
-    for equation in reversed(program.equations):
-        scope = equation.scope
-        computed = computing_type(scope)
-        is_wide = computed == "float64"
-        if computed == FLOAT32 and equation.name not in results | narrow and is_arithmetic(scope.body):
-            wide.add(equation.name)
-            is_wide = True
-        narrow.update(t.name for t in tensors(scope) if not is_wide)
-    return wide
 
 
 def _extremum_type(scope: Scope) -> Type | None:
@@ -220,50 +208,53 @@ def _needed_operations(found: list[FusedOperation]) -> Iterable[FusedOperation]:
     return (o for o in found if o.name in needed)
 
 
-@dataclass
-class _AxisClasses:
-    """Iterators of operations joined into axes; no axis holds two iterators of one operation."""
+class _Classes:
+    """A partition of values of any kind into classes, which are joined two at a time."""
 
-    parent: dict[object, object]
-    members: dict[object, dict[int, Iterator]]
+    def __init__(self) -> None:
+        self._parents: dict[object, object] = {}
 
     def find(self, x: object) -> object:
-        return _find_root(self.parent, x)
+        """Return the representative of the class of *x*."""
+        while (parent := self._parents.setdefault(x, x)) != x:
+            x = parent
+        return x
 
     def join(self, x: object, y: object) -> None:
-        a, b = self.find(x), self.find(y)
-        first, second = self.members.setdefault(a, {}), self.members.setdefault(b, {})
-        if a == b or any(n in second and second[n] != i for n, i in first.items()):
-            return
-        spans = {(i.lo, i.hi) for i in (*first.values(), *second.values())}
-        if len(spans) <= 1:
-            self.parent[a] = b
-            second.update(first)
+        """Join the class of *x* to that of *y*, whose representative stays."""
+        self._parents[self.find(x)] = self.find(y)
 
 
 def _align_axes(found: tuple[FusedOperation, ...]) -> tuple[FusedOperation, ...]:
-    """Return the same operations over common axes, named ``i0``, ``i1``, … in order of appearance."""
-    classes = _AxisClasses({}, {})
-    known = {o.name for o in found}
-    for n, operation in enumerate(found):
-        for x in operation.axes:
-            classes.members[n, x] = {n: x}
+    """Return the same operations over common axes, named ``i0``, ``i1``, … in order of appearance.
+
+    An axis has one range, and at most one iterator of each operation.
+    """
+    classes, known = _Classes(), {o.name for o in found}
+    members: dict[object, dict[int, Iterator]] = {(n, x): {n: x} for n, o in enumerate(found) for x in o.axes}
+
+    def join(x: object, y: object) -> None:
+        a, b = classes.find(x), classes.find(y)
+        first, second = members.setdefault(a, {}), members.setdefault(b, {})
+        spans = {(i.lo, i.hi) for i in (*first.values(), *second.values())}
+        if a != b and len(spans) <= 1 and all(second.get(n, i) == i for n, i in first.items()):
+            classes.join(a, b)
+            second.update(first)
+
     for inside in (True, False):  # what is made here goes first: inputs only say what runs beside what
         for n, operation in enumerate(found):
             if inside:
                 for d, x in enumerate(operation.scope.traversals):
-                    classes.join((operation.name, d), (n, x))
+                    join((operation.name, d), (n, x))
             for access in operation.reads:
-                if isinstance(access.source, Tensor) and (access.source.name in known) == inside:
+                if (read_name(access) in known) == inside:
                     for d, x in whole_dimensions(access).items():
-                        classes.join((n, x), (access.source.name, d))
+                        join((n, x), (read_name(access), d))
     names: dict[object, str] = {}
     out = []
     for n, operation in enumerate(found):
-        to: dict[Iterator, Iterator] = {}
-        for x in operation.axes:
-            root = classes.find((n, x))
-            to[x] = Iterator(names.setdefault(root, f"i{len(names)}"), x.lo, x.hi)
+        roots = {x: classes.find((n, x)) for x in operation.axes}
+        to = {x: Iterator(names.setdefault(root, f"i{len(names)}"), x.lo, x.hi) for x, root in roots.items()}
         out.append(replace(operation, scope=with_iterators(operation.scope, to)))
     return tuple(out)
 
@@ -276,12 +267,8 @@ def read_name(access: Access) -> str:
 
 def whole_dimensions(access: Access) -> Mapping[int, Iterator]:
     """Return the dimensions that *access* reads from end to end by one iterator."""
-    out = {}
-    for d, (index, (lo, hi)) in enumerate(zip(access.index, access.source.box, strict=True)):
-        x = index.single
-        if x is not None and (x.lo, x.hi) == (lo, hi):
-            out[d] = x
-    return out
+    dims = enumerate(zip(access.index, access.source.box, strict=True))
+    return {d: x for d, (i, box) in dims if (x := i.single) is not None and (x.lo, x.hi) == box}
 
 
 def operation_cost(body: Scalar) -> int:
@@ -294,7 +281,7 @@ def operation_cost(body: Scalar) -> int:
             return 0
 
 
-def composite_iterators(operation: FusedOperation) -> Collection[Iterator]:
+def composite_iterators(operation: FusedOperation) -> set[Iterator]:
     """Return the iterators of *operation* with a use other than as the only index of a whole dimension."""
     scope = operation.scope
     out = {x for bound in scope.domain for x in bound.index.iterators}
@@ -328,7 +315,12 @@ class AbstractSize:
     @property
     def symbol(self) -> str:
         """``X.0`` for the first dimension of X; the number if it is fixed."""
-        return str(self.value) if self.fixed or not self.dims else f"{self.dims[0][0]}.{self.dims[0][1]}"
+        return str(self.value) if self.fixed or not self.dims else self.names[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that are equal, as text: the dimensions, and the number if it is fixed."""
+        return (*(f"{t}.{d}" for t, d in self.dims), *([str(self.value)] if self.fixed else []))
 
 
 @dataclass(frozen=True)
@@ -341,14 +333,7 @@ class AbstractSizes:
     @property
     def equalities(self) -> tuple[str, ...]:
         """The conditions for reusing a kernel, as text."""
-        out = []
-        for size in self.sizes:
-            names = [f"{t}.{d}" for t, d in size.dims]
-            if size.fixed:
-                names.append(str(size.value))
-            if len(names) > 1:
-                out.append(" == ".join(names))
-        return tuple(out)
+        return tuple(" == ".join(size.names) for size in self.sizes if len(size.names) > 1)
 
     def extent(self, x: Iterator, shapes: Shapes) -> int:
         """Return the extent of *x* for inputs of *shapes*."""
@@ -362,44 +347,30 @@ class AbstractSizes:
         """Return the equalities that *shapes* violate, with the numbers."""
         out = []
         for size in self.sizes:
-            found = {f"{t}.{d}": shapes[t][d] for t, d in size.dims}
-            wanted = {*found.values(), *([size.value] if size.fixed else [])}
-            if len(wanted) > 1:
-                said = " == ".join([*found, *([str(size.value)] if size.fixed else [])])
-                out.append(f"{said}: {', '.join(f'{k} is {v}' for k, v in found.items())}")
+            found = [shapes[t][d] for t, d in size.dims]
+            if len({*found, *([size.value] if size.fixed else [])}) > 1:
+                numbers = (f"{name} is {n}" for name, n in zip(size.names, found, strict=False))
+                out.append(f"{' == '.join(size.names)}: {', '.join(numbers)}")
         return tuple(out)
-
-
-def _find_root(parent: dict[object, object], x: object) -> object:
-    while (up := parent.setdefault(x, x)) != x:
-        x = up
-    return x
 
 
 def abstract_sizes(inputs: Iterable[Tensor], found: tuple[FusedOperation, ...]) -> AbstractSizes:
     """Return the abstract sizes of the operations *found* over *inputs*."""
-    parent: dict[object, object] = {}
-    fixed: set[object] = set()
-    root = partial(_find_root, parent)
-
-    def bind(operation: FusedOperation, name: str, d: int, x: Iterator) -> None:
-        parent[root(x)] = root((name, d))
-
+    classes, fixed = _Classes(), set[object]()
     inputs = tuple(inputs)
     values: dict[object, int] = {(t.name, d): n for t in inputs for d, n in enumerate(t.shape)}
     for operation in found:
-        values.update({(operation.name, d): n for d, n in enumerate(operation.scope.shape)})
-        values.update({x: x.extent for x in operation.axes})
+        values |= {(operation.name, d): n for d, n in enumerate(operation.scope.shape)}
+        values |= {x: x.extent for x in operation.axes}
         for d, x in enumerate(operation.scope.traversals):
-            bind(operation, operation.name, d, x)
+            classes.join(x, (operation.name, d))
         for access in operation.reads:
             plain = whole_dimensions(access)
-            for d in range(len(access.index)):
-                if d in plain:
-                    bind(operation, read_name(access), d, plain[d])
-                else:
-                    fixed.add((read_name(access), d))
-        fixed |= set(composite_iterators(operation))
+            for d, x in plain.items():
+                classes.join(x, (read_name(access), d))
+            fixed |= {(read_name(access), d) for d in range(len(access.index)) if d not in plain}
+        fixed |= composite_iterators(operation)
+    root = classes.find
     bound = {root(x) for x in values if isinstance(x, tuple)}
     # Where nothing is, indices are simplified to nothing: other sizes need an analysis of their own.
     pinned = {root(x) for x in fixed} | {root(x) for x, n in values.items() if root(x) not in bound or n == 0}

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from einnet_explore.analysis.flattening import stays_inside
 from einnet_explore.analysis.indices import substitute, substitute_domain
-from einnet_explore.analysis.regions import always_holds
 from einnet_explore.codegen.fusion.operations import (
     AbstractSizes,
     FusedOperation,
@@ -151,17 +151,22 @@ class _NestDraft:
 
 @dataclass
 class _StagePlacement:
-    """The stage of each value, and the values that are stored."""
+    """The stage of each value, where the values *floating* are computed by their readers; the others are stored."""
 
     found: tuple[FusedOperation, ...]
     grid: frozenset[Iterator]
     types: ValueTypes
     floating: frozenset[str] = frozenset()
-    made: dict[str, int] = field(default_factory=dict)
-    homes: dict[str, _NestDraft | None] = field(default_factory=dict)
+    made: dict[str, int] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.by_name = {o.name: o for o in self.found}
+        self.readers: dict[str, list[tuple[Access, FusedOperation]]] = {o.name: [] for o in self.found}
+        for reader in self.found:
+            for access in reader.reads:
+                self.readers.setdefault(read_name(access), []).append((access, reader))
+        for operation in self.found:
+            self.made[operation.name] = max((self._first_stage(a, operation) for a in operation.reads), default=0)
 
     def inner(self, operation: FusedOperation) -> tuple[Iterator, ...]:
         """Return the axes of a value inside its grid point."""
@@ -171,26 +176,14 @@ class _StagePlacement:
         """True for one value a grid point, computed from such values."""
         return not self.inner(operation) and not operation.reduces
 
-    def place(self) -> None:
-        """Assign the first possible stage to each value."""
-        for operation in self.found:
-            self.made[operation.name] = max((self._first_stage(a, operation) for a in operation.reads), default=0)
-
     def _first_stage(self, access: Access, reader: FusedOperation) -> int:
         operation = self.by_name.get(read_name(access))
         if operation is None:
             return 0
-        stage = self.made[operation.name]
-        if operation.reduces:
-            return stage + 1
-        if operation.name in self.floating or self.scalar(operation) or self._shares_points(access, operation, reader):
-            return stage
-        return stage + 1
-
-    def _shares_points(self, access: Access, operation: FusedOperation, reader: FusedOperation) -> bool:
-        """Whether reader and value go over the same points, so that it may be read where it is made."""
-        same = set(self.inner(operation)) == set(reader.axes) - self.grid
-        return same and reads_own_point(access, operation)
+        # The reader may read the value where it is made, at the same points.
+        together = set(self.inner(operation)) == set(reader.axes) - self.grid and reads_own_point(access, operation)
+        together = together or operation.name in self.floating or self.scalar(operation)
+        return self.made[operation.name] + (operation.reduces or not together)
 
     def may_float(self, operation: FusedOperation) -> bool:
         """True if every reader may compute the value itself: at its own point, or in arithmetic of the same type."""
@@ -198,32 +191,28 @@ class _StagePlacement:
             return False
         own = self.types.get(operation.name)
         return all(
-            reads_inside(a) and (reads_own_point(a, operation) or self.types.get(o.name) == own)
-            for o in self.found
-            for a in o.reads
-            if read_name(a) == operation.name
+            stays_inside(a) and (reads_own_point(a, operation) or self.types.get(o.name) == own)
+            for a, o in self.readers[operation.name]
         )
 
     def worth_floating(self, operation: FusedOperation) -> bool:
         """True if recomputing the value in its readers costs no more than storing it."""
-        reads = [(a, o) for o in self.found for a in o.reads if read_name(a) == operation.name]
-        once = all(reads_own_point(a, operation) for a, _ in reads)
+        reads = self.readers[operation.name]
         places = {(self._stage(o), self._loop_axes(o)) for _, o in reads}
-        apart = any(set(self._loop_axes(o)) != set(self.inner(operation)) for _, o in reads)
-        full = self._full_weight(operation)
-        return (once and not apart and len(places) == 1) or full * max(1, len(places) - 1, len(reads) - 1) <= STORE_COST
+        inner = set(self.inner(operation))
+        if len(places) == 1 and all(reads_own_point(a, operation) and self._loop_axes(o) == inner for a, o in reads):
+            return True
+        return self._full_weight(operation) * max(1, len(places) - 1, len(reads) - 1) <= STORE_COST
 
     def _stage(self, operation: FusedOperation) -> int:
         """Return the first stage that needs the value."""
         if operation.name not in self.floating:
             return self.made[operation.name]
-        needing = [self._stage(o) for o in self.found if any(read_name(a) == operation.name for a in o.reads)]
-        return min(needing, default=0)
+        return min((self._stage(o) for _, o in self.readers[operation.name]), default=0)
 
     def _loop_axes(self, operation: FusedOperation) -> frozenset[Iterator]:
-        if operation.name in self.floating:
-            return frozenset(self.inner(operation))
-        return frozenset(operation.axes) - self.grid
+        axes = operation.scope.traversals if operation.name in self.floating else operation.axes
+        return frozenset(axes) - self.grid
 
     def _full_weight(self, operation: FusedOperation) -> int:
         below = (self.by_name[n] for a in operation.reads if (n := read_name(a)) in self.floating)
@@ -238,23 +227,19 @@ class _StagePlacement:
         mine = [o for o in kept if self.made[o.name] == stage]
         drafts: list[_NestDraft] = []
         heads = _NestDraft((), ())
+        homes: dict[str, _NestDraft] = {}
         for operation in sorted(mine, key=lambda o: not o.reduces):
-            self.homes[operation.name] = heads if self.scalar(operation) else self._find_draft(operation, drafts)
+            homes[operation.name] = heads if self.scalar(operation) else self._find_draft(operation, drafts)
         for operation in mine:
-            draft = self.homes[operation.name]
-            assert draft is not None
-            self._add(operation, draft, stage)
+            self._add(operation, homes[operation.name], stage)
         nests = tuple(FusedNest(d.traversals, d.summations, tuple(d.steps.values())) for d in drafts)
         return FusedStage(tuple(heads.steps.values()), nests, False)
 
     def _find_draft(self, operation: FusedOperation, drafts: list[_NestDraft]) -> _NestDraft:
         inner, sums = self.inner(operation), operation.scope.summations
         for draft in drafts:
-            if operation.reduces:
-                fits = set(draft.traversals) == set(inner) and set(draft.summations) == set(sums)
-            else:
-                fits = set(draft.traversals) | set(draft.summations) == set(inner)
-            if fits:
+            own, summed = set(draft.traversals), set(draft.summations)
+            if (own, summed) == (set(inner), set(sums)) if operation.reduces else own | summed == set(inner):
                 return draft
         drafts.append(_NestDraft(inner, sums))
         return drafts[-1]
@@ -263,9 +248,8 @@ class _StagePlacement:
         scope = operation.scope
         body = self._forward_values(scope.body, draft, stage)
         reduce = scope.reduce if operation.reduces else None
-        memory = operation.output or bool(self.inner(operation))
-        step = FusedStep(operation.name, body, reduce, scope.domain, scope.value, memory)
-        draft.steps[operation.name] = step
+        stores = operation.output or bool(self.inner(operation))
+        draft.steps[operation.name] = FusedStep(operation.name, body, reduce, scope.domain, scope.value, stores)
 
     def _forward_values(self, body: Scalar, draft: _NestDraft, stage: int) -> Scalar:
         """Return *body* with values computed where they are read instead of loaded."""
@@ -287,20 +271,14 @@ class _StagePlacement:
         return map_accesses(body, swap)
 
 
-def reads_inside(access: Access) -> bool:
-    """True if *access* never leaves its source."""
-    return all(always_holds(Bound(i, lo, hi)) for i, (lo, hi) in zip(access.index, access.source.box, strict=True))
-
-
 def inline_operation(access: Access, operation: FusedOperation) -> Scalar:
     """Return the value that *access* reads, computed in place: the body, or the constant outside the domain."""
     scope = operation.scope
     to = dict(zip(scope.traversals, access.index, strict=True))
     body = substitute(scope.body, to)
     for bound in substitute_domain(scope.domain, to):
-        value = Const(scope.value)
         for op, limit in ((">=", bound.lo), ("<", bound.hi)):
-            body = Apply("where", (Compare(op, bound.index, as_index(limit)), body, value))
+            body = Apply("where", (Compare(op, bound.index, as_index(limit)), body, Const(scope.value)))
     return body
 
 
@@ -308,36 +286,28 @@ def place_stages(
     found: tuple[FusedOperation, ...], grid: tuple[Iterator, ...], types: ValueTypes
 ) -> tuple[FusedStage, ...]:
     """Return the stages of the operations *found* at every point of *grid*."""
-    first = _StagePlacement(found, frozenset(grid), types)
-    able = frozenset(o.name for o in found if first.may_float(o))
-    first.floating = able
-    first.place()
-    worth = frozenset(n for n in able if first.worth_floating(first.by_name[n]))
-    last = _StagePlacement(found, frozenset(grid), types, worth)
-    last.place()
-    return _add_barriers(last.stages(), {o.name: o for o in found})
+    stored = _StagePlacement(found, frozenset(grid), types)
+    able = replace(stored, floating=frozenset(o.name for o in found if stored.may_float(o)))
+    placed = replace(stored, floating=frozenset(n for n in able.floating if able.worth_floating(able.by_name[n])))
+    made = placed.stages()
+    return tuple(replace(s, barrier=_needs_barrier(s, made[n:], placed.by_name)) for n, s in enumerate(made, 1))
 
 
-def _add_barriers(made: tuple[FusedStage, ...], known: Mapping[str, FusedOperation]) -> tuple[FusedStage, ...]:
-    """Add a barrier after each stage whose stores another thread reads later."""
-    out = []
-    for n, stage in enumerate(made):
-        later = [(nest, s) for after in made[n + 1 :] for nest in after.nests for s in nest.steps]
-        heads = [s for after in made[n + 1 :] for s in after.heads]
-        barrier = any(
-            any(read_name(a) == step.name for s in heads for a in accesses(s.body))
-            or any(
-                not (nest.flat and other.flat and nest.axes == other.axes and reads_own_point(a, known[step.name]))
-                for other, s in later
-                for a in accesses(s.body)
-                if read_name(a) == step.name
-            )
-            for nest in stage.nests
-            for step in nest.steps
-            if step.stores and (step.reduce is None or nest.traversals)
-        )
-        out.append(FusedStage(stage.heads, stage.nests, barrier))
-    return tuple(out)
+def _needs_barrier(stage: FusedStage, later: tuple[FusedStage, ...], known: Mapping[str, FusedOperation]) -> bool:
+    """True if another thread reads in *later* stages what a thread stores in *stage*."""
+    heads = {read_name(a) for after in later for s in after.heads for a in accesses(s.body)}
+    nests = [nest for after in later for nest in after.nests]
+    reads = [(nest, a) for nest in nests for s in nest.steps for a in accesses(s.body)]
+
+    def is_own(nest: FusedNest, step: FusedStep, other: FusedNest, access: Access) -> bool:
+        return nest.flat and other.flat and nest.axes == other.axes and reads_own_point(access, known[step.name])
+
+    return any(
+        step.name in heads or any(not is_own(nest, step, other, a) for other, a in reads if read_name(a) == step.name)
+        for nest in stage.nests
+        for step in nest.steps
+        if step.stores and (step.reduce is None or nest.traversals)
+    )
 
 
 @dataclass(frozen=True)
@@ -381,16 +351,31 @@ class FusedKernel:
         """Return the type of the elements of slot *n*: all its temporaries have it."""
         return next(self.type_of(s.name, kind).stored for s in self.spaces.values() if s.slot == n)
 
+    @cached_property
+    def nests(self) -> tuple[FusedNest, ...]:
+        """All nests, in order."""
+        return tuple(nest for stage in self.stages for nest in stage.nests)
+
+    @cached_property
+    def steps(self) -> tuple[FusedStep, ...]:
+        """All steps, in order."""
+        return tuple(step for stage in self.stages for step in stage.steps)
+
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         """The tensors that are read, in order."""
-        read = {a.source for s in self.stages for step in s.steps for a in accesses(step.body)}
+        read = {a.source for step in self.steps for a in accesses(step.body)}
         return tuple(t for t in self.program.inputs if t in read)
 
     @cached_property
     def known(self) -> Mapping[str, FusedOperation]:
         """The operations by name."""
         return {o.name: o for o in self.operations}
+
+    def output_shapes(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each output, in the program's order, for inputs of *shapes*."""
+        axes = {name: self.known[name].scope.traversals for name in self.program.outputs}
+        return {name: tuple(self.sizes.extent(x, shapes) for x in own) for name, own in axes.items()}
 
     def memory(self, name: str) -> tuple[str, tuple[int, ...]]:
         """Return (the memory of *name*, the dimensions of the value that are the memory's dimensions, in order)."""
@@ -467,56 +452,53 @@ def _allocate_spaces(
 ) -> Mapping[str, ValueSpace]:
     known = {o.name: o for o in found}
     out: dict[str, ValueSpace] = {t.name: ValueSpace(t.name, "input", ()) for t in program.inputs}
-    stored = {s.name: n for n, stage in enumerate(made) for s in stage.steps if s.stores}
     steps = [(n, s) for n, stage in enumerate(made) for s in stage.steps]
+    stored = {s.name: n for n, s in steps if s.stores}
     last = {name: n for n, s in steps for name in map(read_name, accesses(s.body))}
     slots: list[tuple[Type | None, list[tuple[int, int]]]] = []
 
     def stored_type(name: str) -> Type | None:
         return types[name].stored if name in types else None
 
-    taken: set[str] = set()
+    lent: set[str] = set()
     for name in dict.fromkeys(s.name for _, s in steps):
         operation = known[name]
         axes = operation.scope.traversals
         live = (stored.get(name, 0), last.get(name, stored.get(name, 0)))
         if operation.output:
             out[name] = ValueSpace(name, "output", axes, live)
-        elif name not in stored:
+            continue
+        if name not in stored:
             out[name] = ValueSpace(name, "register", ())
-        elif (
-            (lender := _lending_step(operation, made, known, live[1])) is not None
-            and lender.name not in taken
-            and stored_type(lender.name) == stored_type(name)
-        ):
-            taken.add(lender.name)
+            continue
+        kind, lender = stored_type(name), _lending_output(operation, made[live[1]], known)
+        if lender is not None and lender.name not in lent and stored_type(lender.name) == kind:
+            lent.add(lender.name)
             out[name] = ValueSpace(name, "temporary", axes, live, beside=lender.name)
-        else:
-            kind = stored_type(name)
-            free = (all(b < live[0] or live[1] < a for a, b in used) and kind == k for k, used in slots)
-            slot = next((n for n, is_free in enumerate(free) if is_free), None)
-            if slot is None:
-                slots.append((kind, []))
-                slot = len(slots) - 1
-            slots[slot][1].append(live)
-            inner = tuple(x for x in axes if x not in grid)
-            out[name] = ValueSpace(name, "temporary", inner, live, slot)
+            continue
+        free = (kind == k and all(b < live[0] or live[1] < a for a, b in used) for k, used in slots)
+        slot = next((n for n, is_free in enumerate(free) if is_free), len(slots))
+        if slot == len(slots):
+            slots.append((kind, []))
+        slots[slot][1].append(live)
+        out[name] = ValueSpace(name, "temporary", tuple(x for x in axes if x not in grid), live, slot)
     return out
 
 
-def _lending_step(
-    operation: FusedOperation, made: tuple[FusedStage, ...], known: Mapping[str, FusedOperation], last: int
+def _lending_output(
+    operation: FusedOperation, stage: FusedStage, known: Mapping[str, FusedOperation]
 ) -> FusedStep | None:
-    """Return an output that may lend its memory until it is written: of the same axes, in the last readers' nest."""
-    readers = [(nest, s) for nest in made[last].nests for s in nest.steps if _reads_operation(s.body, operation)]
-    if any(_reads_operation(s.body, operation) for s in made[last].heads):
+    """Return the step of an output whose memory serves until it is written: of the same axes, in the readers' nest.
+
+    *stage* is the last one that reads *operation*.
+    """
+    readers = [nest for nest in stage.nests if any(_reads_operation(s.body, operation) for s in nest.steps)]
+    if len(set(readers)) != 1 or any(_reads_operation(s.body, operation) for s in stage.heads):
         return None
-    homes: list[FusedNest] = [nest for nest, _ in readers]
-    if any(nest != homes[0] for nest in homes) or not all(
-        reads_own_point(a, operation) for _, s in readers for a in accesses(s.body) if a.source == operation.tensor
-    ):
+    reads = (a for s in readers[0].steps for a in accesses(s.body) if read_name(a) == operation.name)
+    if not all(reads_own_point(a, operation) for a in reads):
         return None
-    for step in homes[0].steps if homes else ():
+    for step in readers[0].steps:
         other = known[step.name]
         same = set(other.scope.traversals) == set(operation.scope.traversals)
         if step.stores and step.reduce is None and other.output and same and step.name != operation.name:

@@ -9,18 +9,21 @@ multiprocessor, whose loads, reductions and stores nothing overlaps.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import log2, prod
 from types import MappingProxyType
 
 import numpy.typing as npt
 
+from einnet_explore.analysis.flattening import stays_inside
 from einnet_explore.codegen.fusion.frame import EmissionState, FusedLayout, LoopBody, memory_uses
 from einnet_explore.codegen.fusion.gpu import FUSED_THREADS, GpuWriter, gpu_kernel, gpu_layout, write_kernel
 from einnet_explore.codegen.fusion.operations import Shapes, read_name
-from einnet_explore.codegen.fusion.plan import FusedKernel, FusedNest, reads_inside
-from einnet_explore.codegen.language.lowering import add_offset
+from einnet_explore.codegen.fusion.plan import FusedKernel, FusedNest
+from einnet_explore.codegen.language.lowering import add_offset, mixed_radix_split
 from einnet_explore.codegen.language.statements import (
     MAX_BLOCK_REGISTERS,
     MAX_BLOCK_THREADS,
@@ -32,6 +35,7 @@ from einnet_explore.codegen.language.statements import (
     LocalArray,
     Statement,
     counted_loop,
+    unrolled,
 )
 from einnet_explore.codegen.language.values import Array, Expr, Literal, Type, cast, type_of
 from einnet_explore.ir import Iterator, accesses
@@ -109,7 +113,7 @@ def held_launch(
     """
     flat = gpu_layout(fused, shapes)
     kind = type_of(dtype)
-    nests = _nests(fused)
+    nests = fused.nests
     elements = max((prod(flat.extents[x] for x in nest.axes) for nest in nests), default=1)
     if (
         not elements
@@ -119,7 +123,7 @@ def held_launch(
     ):
         few = flat.lanes is None and flat.points < MANY_POINTS and elements >= LARGE_POINT_ELEMENTS
         return flat, gpu_kernel(flat, kind, MAX_BLOCK_THREADS if few else FUSED_THREADS)
-    inner = tuple(x for x in flat.order if x in nests[0].axes)
+    inner = flat.in_order(nests[0].axes)
     assert inner, "a nest has loops"
     places = own_places(fused)
     pack = _pack_size(flat, kind, inner, places)
@@ -207,23 +211,12 @@ def _slots(fused: FusedKernel, kind: Type, held: Sequence[str]) -> dict[str, int
 
 def own_places(fused: FusedKernel) -> Places:
     """Return the memories that are read and written at a point's own place only, each with its dimensions' axes."""
-    uses: dict[str, set[tuple[Iterator | None, ...]]] = {}
-    for memory, axes in memory_uses(fused):
-        uses.setdefault(memory, set()).add(axes)
-    outside = {
-        read_name(a)
-        for stage in fused.stages
-        for step in stage.steps
-        for a in accesses(step.body)
-        if not reads_inside(a)
-    }
-    found: dict[str, tuple[Iterator, ...]] = {}
-    for memory, places in uses.items():
-        (first, *others) = places
-        own = tuple(x for x in first if x is not None)
-        if not others and len(set(own)) == len(first) and memory not in outside:
-            found[memory] = own
-    return found
+    outside = {read_name(a) for step in fused.steps for a in accesses(step.body) if not stays_inside(a)}
+    uses = memory_uses(fused)
+    often = Counter(memory for memory, _ in uses)
+    own = {memory: tuple(x for x in axes if x is not None) for memory, axes in uses if often[memory] == 1}
+    ranks = {memory: len(axes) for memory, axes in uses}
+    return {m: axes for m, axes in own.items() if len({*axes}) == ranks[m] and m not in outside}
 
 
 def _pack_size(flat: FusedLayout, kind: Type, inner: Sequence[Iterator], places: Places) -> int:
@@ -249,13 +242,9 @@ def _is_packed(flat: FusedLayout, own: Sequence[Iterator], memory: str, inner: S
     return pack == 1 or all(steps[x] == 1 if x == last else steps[x] % pack == 0 for x in left)
 
 
-def _nests(fused: FusedKernel) -> tuple[FusedNest, ...]:
-    return tuple(nest for stage in fused.stages for nest in stage.nests)
-
-
 def _using_nests(fused: FusedKernel, memory: str) -> tuple[int, ...]:
     """Return the numbers of the nests that read or write *memory*."""
-    return tuple(n for n, nest in enumerate(_nests(fused)) if memory in dict(memory_uses(fused, nest.steps)))
+    return tuple(n for n, nest in enumerate(fused.nests) if memory in dict(memory_uses(fused, nest.steps)))
 
 
 @dataclass(frozen=True)
@@ -277,14 +266,13 @@ class RegisterWriter(GpuWriter):
     ) -> list[Statement]:
         share, wide = self.share, frame.wide
         thread = cast(wide, self.lane)
-        nests = _nests(self.flat.fused)
-        number = next(n for n, other in enumerate(nests) if other is nest)
+        number = next(n for n, other in enumerate(self.flat.fused.nests) if other is nest)
         loads, stores = self._loads(nest), self._stores(nest)
-        out: list[Statement] = []
         held = {m: self._array(frame, m, share.held * share.pack) for m in self.held if share.held}
-        out += [LocalArray(a) for m, a in held.items() if _using_nests(self.flat.fused, m)[0] == number]
-        first = [m for m in loads if m in held and _using_nests(self.flat.fused, m)[0] == number]
-        last = [m for m in stores if m in held and self._last_store(m) == number and self._is_output(m)]
+        begun = [m for m in held if self._spans[m][0] == number]
+        first = [m for m in loads if m in begun]
+        last = [m for m in stores if m in held and self._is_complete(m, number)]
+        out: list[Statement] = [LocalArray(held[m]) for m in begun]
 
         def holding(k: Expr) -> list[Statement]:
             return self._pack(
@@ -316,12 +304,12 @@ class RegisterWriter(GpuWriter):
         """Write *body* of the nest *number* for the packs that the thread has in shared memory."""
         share, wide = self.share, frame.wide
         thread = cast(wide, self.lane)
-        spans = {m: _using_nests(self.flat.fused, m) for m in self.held}
+        spans = self._spans
         arrays = {m: self._shared_array(frame, m) for m in self.held}
         begun = {self.slots[m] for m, used in spans.items() if used[0] < number}
         new = {self.slots[m]: m for m, used in spans.items() if used[0] == number and self.slots[m] not in begun}
         kept = [m for m, used in spans.items() if number in used and used[-1] > number]
-        done = [m for m in stores if m not in arrays or (self._is_output(m) and self._last_store(m) == number)]
+        done = [m for m in stores if m not in arrays or self._is_complete(m, number)]
 
         def through(k: Expr) -> list[Statement]:
             near = {m: (a, ((k - share.held) * share.threads + thread) * share.pack) for m, a in arrays.items()}
@@ -348,12 +336,16 @@ class RegisterWriter(GpuWriter):
         fused = self.flat.fused
         return fused.memory(name)[0] if name in fused.spaces else name
 
-    def _is_output(self, memory: str) -> bool:
-        return self.flat.fused.spaces[memory].kind == "output"
+    @cached_property
+    def _spans(self) -> Mapping[str, tuple[int, ...]]:
+        """The numbers of the nests that use each memory that is held."""
+        return {m: _using_nests(self.flat.fused, m) for m in self.held}
 
-    def _last_store(self, memory: str) -> int:
-        nests = _nests(self.flat.fused)
-        return max(n for n, nest in enumerate(nests) if memory in self._stores(nest))
+    def _is_complete(self, memory: str, number: int) -> bool:
+        """True if *memory* is an output that no nest after *number* stores."""
+        fused = self.flat.fused
+        later = any(memory in self._stores(nest) for nest in fused.nests[number + 1 :])
+        return fused.spaces[memory].kind == "output" and not later
 
     def _array(self, frame: EmissionState, memory: str, size: int) -> Array:
         kind = self.flat.fused.type_of(memory, frame.kind).stored
@@ -376,16 +368,16 @@ class RegisterWriter(GpuWriter):
         full = min(stop, share.packs // share.threads)
         out: list[Statement] = []
 
-        def unrolled(first: Expr, count: int) -> For:
+        def packs(first: Expr, count: int) -> For:
             k = self.var("held", wide)
-            return counted_loop(k, count, *make(first + k), hint="unroll")
+            return unrolled(k, count, *make(first + k))
 
         groups, rest = divmod(max(0, full - start), together)
         if groups:
             g = self.var("group", wide)
-            out.append(counted_loop(g, groups, unrolled(start + g * together, together)))
+            out.append(counted_loop(g, groups, packs(start + g * together, together)))
         if rest:
-            out.append(unrolled(Literal(full - rest, wide), rest))
+            out.append(packs(Literal(full - rest, wide), rest))
         if start <= full < stop and share.packs > full * share.threads:
             rest = share.packs - full * share.threads
             out.append(If(cast(wide, self.lane).lt(rest), tuple(make(Literal(full, wide)))))
@@ -419,8 +411,7 @@ class RegisterWriter(GpuWriter):
         j = self.var("element", wide)
         near = {m: (array, first + j) for m, (array, first) in {**held, **own}.items()}
         here, made = self.split_position(frame, self.inner, at * share.pack + j)
-        inside = (*made, *body(replace(here, near=near)))
-        out.append(counted_loop(j, share.pack, *inside, hint="unroll"))
+        out.append(unrolled(j, share.pack, *made, *body(replace(here, near=near))))
         out += [self._copy(frame, m, at, own[m], True) for m in stores]
         out += [Copy(*place, *own[m], share.pack) for m, place in after.items()]
         return out
@@ -438,15 +429,11 @@ class RegisterWriter(GpuWriter):
     def _address(self, frame: EmissionState, memory: str, at: Expr) -> tuple[Array, Expr]:
         """Return (array, position) of the first element of pack *at* of *memory*."""
         fused = self.flat.fused
-        rest, places = at * self.share.pack, dict(frame.at)
-        for x in reversed(self.inner):
-            place = rest if x == self.inner[0] else rest % frame.extent(x)
-            places[x] = add_offset(place, x.lo)
-            rest = rest // frame.extent(x)
-        here = replace(frame, at=places)
+        digits = mixed_radix_split(self.inner, at * self.share.pack, frame.extent)
+        here = replace(frame, at={**frame.at, **{x: add_offset(place, x.lo) for x, place in digits.items()}})
         if memory in fused.known:
-            los = [x.lo for x in fused.known[memory].scope.traversals]
             own = fused.known[memory].scope.traversals
+            los = [x.lo for x in own]
         else:
             (tensor,) = (t for t in fused.inputs if t.name == memory)
             los, own = [lo for lo, _ in tensor.box], self.near[memory]

@@ -379,7 +379,9 @@ class Dialect:
     """Launch coordinates, where n stands for the number of the dimension and axis for its letter."""
     barrier: str
     infinity: tuple[str, str]
-    suffix: Mapping[str, str] = field(default_factory=dict)
+    suffix: Mapping[str, str]
+    aligned: str
+    """A declaration of an array with an alignment."""
 
     def spell(self, kind: Type) -> str:
         """Return the name of *kind*."""
@@ -426,6 +428,7 @@ CUDA = Dialect(
     "__syncthreads();",
     ("__int_as_float(0x7f800000)", "__int_as_float(0x7fffffff)"),
     {"int64": "LL", "uint64": "ULL", "uint32": "U"},
+    "__align__({align}) {declaration}",
 )
 
 OPENCL = Dialect(
@@ -439,6 +442,7 @@ OPENCL = Dialect(
     "barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);",
     ("INFINITY", "NAN"),
     {"int64": "L", "uint64": "UL", "uint32": "U"},
+    "{declaration} __attribute__((aligned({align})))",
 )
 
 C = Dialect(
@@ -452,6 +456,7 @@ C = Dialect(
     "",
     ("INFINITY", "NAN"),
     {"int64": "LL", "uint64": "ULL", "uint32": "U"},
+    "_Alignas({align}) {declaration}",
 )
 
 ASYNC_COPY_SOURCE = r"""template <int bytes>
@@ -568,6 +573,10 @@ class ExpressionPrinter:
     names: IdentifierTable = field(default_factory=IdentifierTable)
     helpers: dict[str, str] = field(default_factory=dict)
 
+    def name(self, what: Var | Array) -> str:
+        """Return the identifier of *what*."""
+        return self.names.of(what.name)
+
     def expr(self, e: Expr, least: int = 0) -> str:
         """Return the text of *e*, in parentheses if it binds less tightly than *least*."""
         text, binds = self._print(e)
@@ -577,8 +586,8 @@ class ExpressionPrinter:
         match e:
             case Literal(value, kind):
                 return self._literal(value, kind)
-            case Var(name):
-                return self.names.of(name), _ATOM_PRECEDENCE
+            case Var():
+                return self.name(e), _ATOM_PRECEDENCE
             case LaunchIndex(of, dim):
                 said = self.dialect.launch_index(of, dim)
                 return (said, _ATOM_PRECEDENCE) if self.dialect is C else (f"(int){said}", UNARY_PRECEDENCE)
@@ -625,16 +634,12 @@ class ExpressionPrinter:
     def _load(self, array: Array, index: Expr) -> tuple[str, int]:
         if array.kind == F16 and self.dialect is OPENCL:
             return f"vload_half({self.expr(index)}, {self._half(array, 'const ')})", _ATOM_PRECEDENCE
-        text = f"{self.names.of(array.name)}[{self.expr(index)}]"
+        text = f"{self.name(array)}[{self.expr(index)}]"
         if array.kind == BF16:
             return f"{self._helper('load_bfloat16', BFLOAT16_LOAD)}({text})", _ATOM_PRECEDENCE
-        if array.kind == F16:
-            return (
-                (f"__half2float({text})", _ATOM_PRECEDENCE)
-                if self.dialect is CUDA
-                else (f"(float){text}", UNARY_PRECEDENCE)
-            )
-        return (text, _ATOM_PRECEDENCE)
+        if array.kind == F16 and self.dialect is CUDA:
+            return f"__half2float({text})", _ATOM_PRECEDENCE
+        return (f"(float){text}", UNARY_PRECEDENCE) if array.kind == F16 else (text, _ATOM_PRECEDENCE)
 
     def _helper(self, name: str, source: str) -> str:
         """Return *name*, a function of *source*."""
@@ -671,12 +676,11 @@ class ExpressionPrinter:
             return (infinity, _ATOM_PRECEDENCE) if value == inf else (f"-{infinity}", UNARY_PRECEDENCE)
         text = str(np.float32(value)) if single else repr(value)
         text = text if any(c in text for c in ".e") else f"{text}.0"
-        return f"{text}{'f' if single else ''}", _ATOM_PRECEDENCE if value >= 0 and not text.startswith(
-            "-"
-        ) else UNARY_PRECEDENCE
+        binds = UNARY_PRECEDENCE if value < 0 or text.startswith("-") else _ATOM_PRECEDENCE
+        return f"{text}{'f' if single else ''}", binds
 
     def _half(self, array: Array, qualifier: str = "") -> str:
-        return f"({self.dialect.spaces[array.space]}{qualifier}half *){self.names.of(array.name)}"
+        return f"({self.dialect.spaces[array.space]}{qualifier}half *){self.name(array)}"
 
 
 class MemoryPrinter(ExpressionPrinter):
@@ -684,18 +688,14 @@ class MemoryPrinter(ExpressionPrinter):
 
     def local(self, array: Array) -> str:
         """Return the declaration of a thread's or a block's array."""
-        space = self.dialect.spaces[array.space]
-        named = f"{self.dialect.spell(array.kind)} {self.names.of(array.name)}[{array.size}]"
-        if not array.align:
-            return f"{space}{named};"
-        if self.dialect is OPENCL:
-            return f"{space}{named} __attribute__((aligned({array.align})));"
-        align = f"__align__({array.align})" if self.dialect is CUDA else f"_Alignas({array.align})"
-        return f"{space}{align} {named};"
+        declaration = f"{self.dialect.spell(array.kind)} {self.name(array)}[{array.size}]"
+        if array.align:
+            declaration = self.dialect.aligned.format(declaration=declaration, align=array.align)
+        return f"{self.dialect.spaces[array.space]}{declaration};"
 
     def place(self, array: Array, index: Expr) -> str:
         """Return a pointer to an element."""
-        name = self.names.of(array.name)
+        name = self.name(array)
         return name if integer_constant(index) == 0 else f"{name} + {self.expr(index, 9)}"
 
     def store(self, array: Array, index: Expr, value: Expr) -> str:
@@ -705,13 +705,11 @@ class MemoryPrinter(ExpressionPrinter):
         said = self.expr(value)
         if array.kind == BF16:
             said = f"{self._helper('store_bfloat16', BFLOAT16_STORE)}({said})"
-        if array.kind == F16:
-            said = (
-                f"__float2half_rn({said})"
-                if self.dialect is CUDA
-                else f"(_Float16){self.expr(value, UNARY_PRECEDENCE)}"
-            )
-        return f"{self.names.of(array.name)}[{self.expr(index)}] = {said};"
+        if array.kind == F16 and self.dialect is CUDA:
+            said = f"__float2half_rn({said})"
+        elif array.kind == F16:
+            said = f"(_Float16){self.expr(value, UNARY_PRECEDENCE)}"
+        return f"{self.name(array)}[{self.expr(index)}] = {said};"
 
     def copy(self, s: Copy) -> Iterable[str]:
         """Yield a copy of several elements."""
@@ -720,21 +718,16 @@ class MemoryPrinter(ExpressionPrinter):
         if s.asynchronous and self.dialect is CUDA:
             yield f"copy_async<{size}>({to}, {origin});"
         elif self.dialect is C:
-            private = s.source.space == "private" and integer_constant(s.read) == 0 and s.target.kind == F32
             lanes = next((n for n in (4, 8, 16) if n > s.size), 0)
-            if (
-                private
-                and lanes
-                and not s.is_single_transfer
-                and s.size > 1
-                and s.source.align == s.source.size * 4 == lanes * 4
-            ):
+            is_row = s.source.space == "private" and integer_constant(s.read) == 0 and s.target.kind == F32
+            is_row = is_row and s.source.align == s.source.size * 4 == lanes * 4
+            if is_row and lanes and s.size > 1 and not s.is_single_transfer:
                 self.helpers.setdefault(f"part_{lanes}", partial_store_source(lanes))
                 yield f"part_{lanes}({to}, {origin}, {s.size});"
             else:
                 yield f"memcpy({to}, {origin}, {size});"
         elif not s.is_single_transfer:
-            to, origin = self.names.of(s.target.name), self.names.of(s.source.name)
+            to, origin = self.name(s.target), self.names.of(s.source.name)
             for n in range(s.size):
                 yield f"{to}[{self.expr(s.write + n)}] = {origin}[{self.expr(s.read + n)}];"
         elif self.dialect is CUDA:
@@ -747,7 +740,7 @@ class MemoryPrinter(ExpressionPrinter):
 
     def load_pair(self, left: Var, right: Var, array: Array, index: Expr) -> Iterable[str]:
         """Yield a load of two neighbouring halves as two floats."""
-        a, b = self.names.of(left.name), self.names.of(right.name)
+        a, b = self.name(left), self.names.of(right.name)
         if self.dialect is C:
             yield f"float {a} = {self.expr(Load(array, index))}, {b} = {self.expr(Load(array, index + 1))};"
             return

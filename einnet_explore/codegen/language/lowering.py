@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from math import prod
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
@@ -82,9 +83,7 @@ def lower_index(what: Index, at: IteratorValues, kind: Type = I32) -> Expr:
             total = total + part * k
         else:
             total = total - part * -k
-    if total is None:
-        return Literal(what.const, kind)
-    return total + what.const if what.const >= 0 else total - -what.const
+    return Literal(what.const, kind) if total is None else add_offset(total, what.const)
 
 
 def lower_comparison(what: Compare, at: IteratorValues, kind: Type = I32) -> Expr:
@@ -205,12 +204,14 @@ Number = TypeVar("Number", bound=typing.Any)
 """An integer value of any level: an ``Index``, an ``Expr``, an expression of TVM."""
 
 
-def mixed_radix_split(axes: Sequence[Iterator], number: Number) -> dict[Iterator, Number]:
-    """Return the values of *axes*, counted from 0, at position *number* of their row-major grid."""
+def mixed_radix_split(
+    axes: Sequence[Iterator], number: Number, extent: Callable[[Iterator], typing.Any] = attrgetter("extent")
+) -> dict[Iterator, Number]:
+    """Return the values of *axes*, counted from 0, at position *number* of their row-major grid, innermost first."""
     out: dict[Iterator, Number] = {}
     for x in reversed(axes):
-        out[x] = number if x == axes[0] else number % x.extent
-        number = number // x.extent
+        out[x] = number if x == axes[0] else number % extent(x)
+        number = number // extent(x)
     return out
 
 

@@ -47,6 +47,7 @@ from einnet_explore.codegen.language.statements import (
     StorePair,
     StoreTransposed,
     accessed_arrays,
+    all_expressions,
     all_statements,
     assigned_names,
     check_kernel,
@@ -58,10 +59,9 @@ from einnet_explore.codegen.language.statements import (
     is_uniform,
     launch_indices,
     map_bodies,
-    own_expressions,
     rewrite_statement,
+    unrolled,
     used_names,
-    walk_expression,
 )
 from einnet_explore.codegen.language.values import (
     F16,
@@ -79,6 +79,9 @@ from einnet_explore.codegen.language.values import (
     cast,
 )
 from einnet_explore.support.errors import Refused
+
+PACK_WORDS = {2: "short", 4: "int", 8: "int2", 16: "int4"}
+"""CUDA's type of each number of bytes that one instruction copies."""
 
 CACHE_LINE_BYTES = 64
 """Vectors of every CPU are aligned in arrays that begin at a multiple of this."""
@@ -232,8 +235,7 @@ def transpose_loops(s: StoreTransposed) -> For:
     i, j = Var(":i"), Var(":j")
     value: Expr = Load(s.tile, i * s.side + j)
     place = s.write + cast(s.write.type, j * s.stride + i)
-    inner = counted_loop(i, s.side, Store(s.target, place, value), hint="unroll")
-    return counted_loop(j, s.rows or s.side, inner, hint="unroll")
+    return unrolled(j, s.rows or s.side, unrolled(i, s.side, Store(s.target, place, value)))
 
 
 _JOINS = {"+": "+", "*": "*", "maximum": "max", "minimum": "min"}
@@ -327,23 +329,24 @@ class _Printer(MemoryPrinter):
         return "\n".join([*self._preamble(kernel), *self.helpers.values(), head, "{", *body, "}", ""])
 
     def _preamble(self, kernel: Kernel) -> Iterable[str]:
-        kinds = _used_kinds(kernel)
+        kinds, statements = _used_kinds(kernel), tuple(all_statements(kernel.body))
+        used = {type(s) for s in statements}
         if self.dialect is C:
-            yield "#include <math.h>"
-            yield "#include <string.h>"
-            if any(isinstance(s, Prefetch) for s in all_statements(kernel.body)):
+            yield "#include <math.h>\n#include <string.h>"
+            if Prefetch in used:
                 yield PREFETCH_SOURCE
-        if self.dialect is CUDA and F16 in kinds:
-            yield "#include <cuda_fp16.h>"
         if self.dialect is OPENCL and F64 in kinds:
             yield "#pragma OPENCL EXTENSION cl_khr_fp64 : enable"
         if self.dialect is CUDA:
-            for size in sorted(_pack_sizes(kernel.body)):
-                word = {2: "short", 4: "int", 8: "int2", 16: "int4"}[size]
-                yield f"typedef {word} pack_{size};"
-            if any(isinstance(s, Copy) and s.asynchronous for s in all_statements(kernel.body)):
+            if F16 in kinds:
+                yield "#include <cuda_fp16.h>"
+            copies = [s for s in statements if isinstance(s, Copy)]
+            transfers = (s for s in copies if s.is_single_transfer and not s.asynchronous)
+            for size in sorted({s.size * s.target.kind.size for s in transfers}):
+                yield f"typedef {PACK_WORDS[size]} pack_{size};"
+            if any(s.asynchronous for s in copies):
                 yield ASYNC_COPY_SOURCE
-            if any(isinstance(s, FragmentProduct) for s in all_statements(kernel.body)):
+            if FragmentProduct in used:
                 yield FRAGMENT_SOURCE
 
     def _loop_over_blocks(self, kernel: Kernel) -> Iterable[str]:
@@ -362,14 +365,12 @@ class _Printer(MemoryPrinter):
 
     def _parameter(self, p: Array | Var) -> str:
         match p:
-            case Var(name, kind):
-                return f"const {self.dialect.spell(kind)} {self.names.of(name)}"
-            case Array(name, kind, _, _, const, noalias):
+            case Var(_, kind):
+                return f"const {self.dialect.spell(kind)} {self.name(p)}"
+            case Array(_, kind, _, _, const, noalias):
                 restrict = "" if not noalias else "__restrict__ " if self.dialect is CUDA else "restrict "
-                return (
-                    f"{self.dialect.spaces['global']}{'const ' if const else ''}{self.dialect.spell(kind)} *{restrict}"
-                    f"{self.names.of(name)}"
-                )
+                space = f"{self.dialect.spaces['global']}{'const ' if const else ''}"
+                return f"{space}{self.dialect.spell(kind)} *{restrict}{self.name(p)}"
 
     def _lines(self, body: Iterable[Statement]) -> Iterable[str]:
         for s in body:
@@ -377,20 +378,18 @@ class _Printer(MemoryPrinter):
 
     def _statement(self, s: Statement) -> Iterable[str]:
         match s:
-            case Declare(var, None):
-                yield f"{self.dialect.spell(var.type)} {self.names.of(var.name)};"
-            case Declare(var, Expr() as value):
-                yield f"{self.dialect.spell(var.type)} {self.names.of(var.name)} = {self.expr(value)};"
+            case Declare(var, value):
+                said = "" if value is None else f" = {self.expr(value)}"
+                yield f"{self.dialect.spell(var.type)} {self.name(var)}{said};"
             case LocalArray(array) if array in self.dynamic:
                 kind, place = self.dialect.spell(array.kind), f"{self.shared_memory} + {self.dynamic[array]}"
-                yield f"{kind} *const {self.names.of(array.name)} = reinterpret_cast<{kind} *>({place});"
+                yield f"{kind} *const {self.name(array)} = reinterpret_cast<{kind} *>({place});"
             case LocalArray(array):
                 yield self.local(array)
             case Part(array, whole, first):
-                name = self.names.of(array.name)
-                yield f"{self.dialect.spell(array.kind)} *const {name} = {self.place(whole, first)};"
+                yield f"{self.dialect.spell(array.kind)} *const {self.name(array)} = {self.place(whole, first)};"
             case Assign(var, value):
-                yield f"{self.names.of(var.name)} = {self.expr(value)};"
+                yield f"{self.name(var)} = {self.expr(value)};"
             case Store(array, index, value):
                 yield self.store(array, index, value)
             case Copy():
@@ -434,7 +433,7 @@ class _Printer(MemoryPrinter):
                 yield f"// {kept.strip()[:100]}"
 
     def _for(self, s: For) -> Iterable[str]:
-        var = self.names.of(s.var.name)
+        var = self.name(s.var)
         bounds = [integer_constant(e) for e in (s.start, s.stop, s.step)]
         if s.hint == "unroll" and None not in bounds:
             start, stop, step = (b or 0 for b in bounds)
@@ -487,16 +486,5 @@ def _wrap_parameters(params: list[str]) -> str:
 
 
 def _used_kinds(kernel: Kernel) -> frozenset[Type]:
-    found = {p.kind for p in kernel.params}
-    for s in all_statements(kernel.body):
-        found |= {a.kind for a in accessed_arrays(s)}
-        found |= {e.type for x in own_expressions(s) for e in walk_expression(x)}
-    return frozenset(found)
-
-
-def _pack_sizes(body: Iterable[Statement]) -> frozenset[int]:
-    return frozenset(
-        s.size * s.target.kind.size
-        for s in all_statements(body)
-        if isinstance(s, Copy) and s.is_single_transfer and not s.asynchronous
-    )
+    arrays = (a.kind for s in all_statements(kernel.body) for a in accessed_arrays(s))
+    return frozenset((*(p.kind for p in kernel.params), *arrays, *(e.type for e in all_expressions(kernel.body))))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from math import prod
 from typing import TypeAlias
 
@@ -292,6 +293,11 @@ def counted_loop(
     return For(var, first, end, by, body, hint)
 
 
+def unrolled(var: Var, count: int, *body: Statement) -> For:
+    """Return *body* for var in 0 … *count*-1 without a loop, so that arrays that it indexes may be registers."""
+    return counted_loop(var, count, *body, hint="unroll")
+
+
 def where_all(tests: Iterable[Expr], *body: Statement) -> tuple[Statement, ...]:
     """Return *body* under the condition that all *tests* hold, if there are any."""
     test = conjunction(*tests)
@@ -300,24 +306,13 @@ def where_all(tests: Iterable[Expr], *body: Statement) -> tuple[Statement, ...]:
 
 def nested_bodies(statement: Statement) -> tuple[tuple[Statement, ...], ...]:
     """Return the lists of statements inside *statement*."""
-    match statement:
-        case For(body=body):
-            return (body,)
-        case If(_, then, orelse):
-            return (then, orelse)
-        case _:
-            return ()
+    return tuple(_fields(statement, _BODIES))
 
 
 def map_bodies(statement: Statement, change: Callable[[tuple[Statement, ...]], Iterable[Statement]]) -> Statement:
     """Return *statement* with *change* of the lists of statements inside it."""
-    match statement:
-        case For(body=body):
-            return replace(statement, body=tuple(change(body)))
-        case If(condition, then, orelse):
-            return If(condition, tuple(change(then)), tuple(change(orelse)))
-        case _:
-            return statement
+    bodies: dict[str, typing.Any] = {name: tuple(change(getattr(statement, name))) for name in _BODIES[type(statement)]}
+    return replace(statement, **bodies) if bodies else statement
 
 
 MAX_BLOCK_THREADS, MAX_BLOCK_REGISTERS = 1024, 64 * 1024
@@ -405,7 +400,7 @@ def operands_of(expr: Expr) -> tuple[Expr, ...]:
 
 
 def walk_expression(expr: Expr) -> Iterable[Expr]:
-    """Yield *expr* and all its walk_expression, outermost first."""
+    """Yield *expr* and all its subexpressions, outermost first."""
     yield expr
     for part in operands_of(expr):
         yield from walk_expression(part)
@@ -442,6 +437,11 @@ def all_statements(body: Iterable[Statement]) -> Iterable[Statement]:
             yield from all_statements(inner)
 
 
+def all_expressions(body: Iterable[Statement]) -> Iterable[Expr]:
+    """Yield the expressions of *body* and their subexpressions, at any depth."""
+    return (e for s in all_statements(body) for own in own_expressions(s) for e in walk_expression(own))
+
+
 def has_barrier(statement: Statement) -> bool:
     """True if *statement* is or contains a barrier."""
     return any(isinstance(s, Barrier) for s in all_statements((statement,)))
@@ -465,8 +465,18 @@ def _fields_of(kind: type[Node], of: str) -> tuple[str, ...]:
 _EXPRESSIONS = {kind: _fields_of(kind, "Expr") for kind in typing.get_args(Statement)}
 """The fields that are expressions."""
 
+_BODIES = {kind: _fields_of(kind, "tuple[Statement, ...]") for kind in typing.get_args(Statement)}
+"""The fields that are lists of statements."""
+
 _ARRAYS = {kind: _fields_of(kind, "Array") for kind in typing.get_args(Statement)}
 """The fields that are accessed arrays: the one that is written first."""
+
+_ELEMENTS = {
+    kind: tuple((a.name, i.name) for a, i in pairwise(fields(kind)) if (a.type, i.type) == ("Array", "Expr"))
+    for kind in typing.get_args(Statement)
+    if kind is not Prefetch
+}
+"""The fields that are an array and, right behind it, the position of the elements that are accessed."""
 
 
 def _fields(statement: Statement, of: Mapping[type[Node], tuple[str, ...]]) -> Iterable[typing.Any]:
@@ -505,13 +515,10 @@ def declared_names(statement: Statement) -> tuple[str, ...]:
 
 def used_names(statement: Statement) -> frozenset[str]:
     """Return the names of variables and arrays in *statement*, at any depth."""
-    found: set[str] = set()
-    for s in all_statements((statement,)):
-        found.update(a.name for a in accessed_arrays(s))
-        found.update(e.name for x in own_expressions(s) for e in walk_expression(x) if isinstance(e, Var))
-        if isinstance(s, Assign | Declare):
-            found.add(s.var.name)
-    return frozenset(found)
+    inside = [*all_statements((statement,))]
+    assigned = (s.var.name for s in inside if isinstance(s, Assign | Declare))
+    variables = (e.name for e in all_expressions((statement,)) if isinstance(e, Var))
+    return frozenset((*assigned, *variables, *(a.name for s in inside for a in accessed_arrays(s))))
 
 
 def assigned_names(body: Iterable[Statement]) -> frozenset[str]:
@@ -527,13 +534,7 @@ def integer_constant(expr: Expr) -> int | None:
 
 def launch_indices(body: Iterable[Statement]) -> frozenset[LaunchIndex]:
     """Return the thread, block and grid indices that *body* reads."""
-    return frozenset(
-        e
-        for s in all_statements(body)
-        for x in own_expressions(s)
-        for e in walk_expression(x)
-        if isinstance(e, LaunchIndex)
-    )
+    return frozenset(e for e in all_expressions(body) if isinstance(e, LaunchIndex))
 
 
 _Names = Mapping[str, "Array | Var"]
@@ -596,124 +597,112 @@ def _declare_name(known: dict[str, Array | Var], what: Array | Var) -> None:
 def _check_body(body: Iterable[Statement], scope: _Scope) -> None:
     known, alike = dict(scope.known), set(scope.uniform)
     for s in body:
-        here = _Scope(known, scope.changing, frozenset(alike))
+        here = _Scope(known, scope.changing, frozenset(alike), scope.top)
         for e in own_expressions(s):
-            _check_expression(e, here)
+            _check_expression(e, known)
         for a in accessed_arrays(s):
             if known.get(a.name) != a:
                 raise Refused(f"array {a.name} is used, and not declared so before")
         if (target := written_array(s)) is not None and target.const:
             raise Refused(f"array {target.name} is constant, and written to")
-        _check_statement(s, replace(here, top=scope.top), known)
-        if has_barrier(s):
-            for e in (e for e in own_expressions(s) if not here.alike(e)):
-                raise Refused(f"a barrier under {_describe_value(e)}, which may differ between threads of a block")
-        elif nested_bodies(s) and any(isinstance(inner, FragmentProduct) for inner in all_statements((s,))):
-            for e in (e for e in own_expressions(s) if not here.alike(e)):
-                raise Refused(f"a product of a warp under {_describe_value(e)}, which may differ between its threads")
+        for array, index in _ELEMENTS.get(type(s), ()):
+            _check_index(getattr(s, array), getattr(s, index))
+        _check_statement(s, here)
+        for declared in _fields(s, _DECLARED):
+            _declare_name(known, declared)
+        _check_uniform(s, here)
         match s:
             case Declare(var, Expr() as value) if var.name not in scope.changing and here.alike(value):
                 alike.add(var.name)
             case For(var, start, stop, step, inner):
                 same = alike | ({var.name} if all(map(here.alike, (start, stop, step))) else set())
-                _check_body(inner, _Scope(known | {var.name: var}, scope.changing, frozenset(same)))
-            case _:
-                for inner in nested_bodies(s):
-                    _check_body(inner, here)
+                _declare_name(inside := dict(known), var)
+                _check_body(inner, _Scope(inside, scope.changing, frozenset(same)))
+            case If(_, then, orelse):
+                for inner in (then, orelse):
+                    _check_body(inner, replace(here, top=False))
 
 
-def _check_statement(s: Statement, scope: _Scope, known: dict[str, Array | Var]) -> None:
+def _check_uniform(s: Statement, scope: _Scope) -> None:
+    """Check that all threads reach the barriers in *s*, and all of a warp the products of fragments."""
+    varying = next((e for e in own_expressions(s) if nested_bodies(s) and not scope.alike(e)), None)
+    if varying is None:
+        return
+    if has_barrier(s):
+        raise Refused(f"a barrier under {_describe_value(varying)}, which may differ between threads of a block")
+    if any(isinstance(inner, FragmentProduct) for inner in all_statements((s,))):
+        raise Refused(f"a product of a warp under {_describe_value(varying)}, which may differ between its threads")
+
+
+def _check_statement(s: Statement, scope: _Scope) -> None:
     match s:
         case Declare(var, value):
             _check_type(f"variable {var.name}", var.type, value)
-            _declare_name(known, var)
-        case LocalArray(array):
-            if array.space == "global" or (array.space == "shared" and not scope.top):
-                raise Refused(f"{array.space} array {array.name} is declared where only private ones may be")
-            _declare_name(known, array)
+        case LocalArray(array) if array.space == "global" or (array.space == "shared" and not scope.top):
+            raise Refused(f"{array.space} array {array.name} is declared where only private ones may be")
         case Assign(var, value):
-            if var.name not in scope.changing or known.get(var.name) != var:
+            if var.name not in scope.changing or scope.known.get(var.name) != var:
                 raise Refused(f"variable {var.name} is given a value, and not declared before")
             if var.name in scope.uniform:
                 raise Refused(f"{var.name} is a parameter or a loop's, and keeps its value")
             _check_type(f"variable {var.name}", var.type, value)
-        case Store(array, index, value):
+        case Store(array, _, value):
             _check_type(f"array {array.name}", array.kind.computed, value)
-            _check_index(array, index)
-        case Prefetch(array, index):
-            if not index.type.integer:
-                raise Refused(f"array {array.name} has an index of {index.type!r}")
+        case Prefetch(array, index) if not index.type.integer:
+            raise Refused(f"array {array.name} has an index of {index.type!r}")
         case For(var, start, stop, step):
             if {start.type, stop.type, step.type} != {var.type} or not var.type.integer:
                 raise Refused(f"loop {var.name} of {var.type!r} has bounds of {start.type!r} and {stop.type!r}")
             if (by := integer_constant(step)) is not None and by < 1:
                 raise Refused(f"loop {var.name} goes in steps of {by}, expected a positive number")
-            _declare_name(dict(known), var)
-        case If(condition):
-            if condition.type != BOOL:
-                raise Refused(f"a condition of type {condition.type!r}, expected bool")
+        case If(condition) if condition.type != BOOL:
+            raise Refused(f"a condition of type {condition.type!r}, expected bool")
         case _:
-            _check_transfer(s, known)
+            _check_transfer(s)
 
 
-def _check_transfer(s: Statement, known: dict[str, Array | Var]) -> None:
+def _check_transfer(s: Statement) -> None:
     """Check a statement that moves, or computes, several elements at once."""
     match s:
-        case Copy(target, write, source, read, size):
-            if target.kind != source.kind or size < 1:
-                raise Refused(f"{size} elements of {source.kind!r} are copied to {target.kind!r}")
-            if s.asynchronous and (
-                (target.space, source.space) != ("shared", "global") or size * target.kind.size not in (4, 8, 16)
-            ):
+        case Copy(target, _, source, _, size) if target.kind != source.kind or size < 1:
+            raise Refused(f"{size} elements of {source.kind!r} are copied to {target.kind!r}")
+        case Copy(target, _, source, _, size, asynchronous=True) if (target.space, source.space) != (
+            "shared",
+            "global",
+        ) or size * target.kind.size not in (4, 8, 16):
+            raise Refused(
+                f"{size} elements of {source.kind!r} are copied asynchronously from {source.space} to "
+                f"{target.space} memory: expected 4, 8 or 16 bytes from global to shared"
+            )
+        case LoadPair(left, right, array) if (array.kind, left.type, right.type) != (F16, F32, F32):
+            raise Refused(f"{array.name} of {array.kind!r} is read in pairs, which halves are, into float32")
+        case StorePair(array, _, left, right) if (array.kind, left.type, right.type) != (F16, F32, F32):
+            raise Refused(f"a pair of {left.type!r} is written to {array.name} of {array.kind!r}")
+        case PairOperation(op, target, _, left, right) if {target.kind, left.kind, right.kind} != {F16} or op not in (
+            "+",
+            "-",
+            "*",
+        ):
+            raise Refused(f"{op} of pairs of {left.kind!r} and {right.kind!r} into {target.kind!r}")
+        case FragmentProduct(sums, _, left, _, left_stride, right, _, right_stride):
+            wanted = (("private", F32), ("shared", F16), ("shared", F16))
+            if tuple((a.space, a.kind) for a in (sums, left, right)) != wanted:
                 raise Refused(
-                    f"{size} elements of {source.kind!r} are copied asynchronously from {source.space} to "
-                    f"{target.space} memory: expected 4, 8 or 16 bytes from global to shared"
-                )
-            _check_index(target, write)
-            _check_index(source, read)
-        case LoadPair(left, right, array, index):
-            if array.kind != F16 or left.type != F32 or right.type != F32:
-                raise Refused(f"{array.name} of {array.kind!r} is read in pairs, which halves are, into float32")
-            _check_index(array, index)
-            _declare_name(known, left)
-            _declare_name(known, right)
-        case StorePair(array, index, left, right):
-            if array.kind != F16 or left.type != F32 or right.type != F32:
-                raise Refused(f"a pair of {left.type!r} is written to {array.name} of {array.kind!r}")
-            _check_index(array, index)
-        case PairOperation(op, target, index, left, right):
-            if {target.kind, left.kind, right.kind} != {F16} or op not in ("+", "-", "*"):
-                raise Refused(f"{op} of pairs of {left.kind!r} and {right.kind!r} into {target.kind!r}")
-            _check_index(target, index)
-        case FragmentProduct(sums, at, left, left_at, left_stride, right, right_at, right_stride):
-            if (sums.space, sums.kind) != ("private", F32) or {(a.space, a.kind) for a in (left, right)} != {
-                ("shared", F16)
-            }:
-                found = f"{left.space} {left.kind!r} and {right.space} {right.kind!r}"
-                raise Refused(
-                    f"fragments of {found} are added to {sums.space} {sums.kind!r}: expected shared float16, private "
-                    "float32"
+                    f"fragments of {left.space} {left.kind!r} and {right.space} {right.kind!r} are added to "
+                    f"{sums.space} {sums.kind!r}: expected shared float16, private float32"
                 )
             if left_stride % 2 or right_stride % 2:
                 raise Refused(f"fragments have rows {left_stride} and {right_stride} apart: expected even numbers")
-            for array, index in ((sums, at), (left, left_at), (right, right_at)):
-                _check_index(array, index)
-        case StoreTransposed(target, write, stride, tile, side):
-            private = tile.space == "private" and tile.kind == target.kind and tile.size == side * side
-            if (
-                side not in TILE_SIDES
-                or not private
-                or stride < side
-                or target.kind.size not in WORD_TYPES
-                or not 0 <= s.rows <= side
-            ):
+        case StoreTransposed(target, _, stride, tile, side, _, rows):
+            is_tile = side in TILE_SIDES and target.kind.size in WORD_TYPES
+            private = (tile.space, tile.kind, tile.size) == ("private", target.kind, side * side)
+            if not is_tile or not private or stride < side or not 0 <= rows <= side:
                 raise Refused(
                     f"a square of {side} of {tile.space} {tile.kind!r}, {tile.size} elements, is turned into "
-                    f"{target.name} of {target.kind!r}, {s.rows or side} rows {stride} apart: "
+                    f"{target.name} of {target.kind!r}, {rows or side} rows {stride} apart: "
                     f"expected {', '.join(map(str, TILE_SIDES))}, a "
                     "private array of as many elements, one kind of 2, 4 or 8 bytes, and rows that do not overlap"
                 )
-            _check_index(target, write)
 
 
 def _check_type(what: str, kind: Type, value: Expr | None) -> None:
@@ -729,12 +718,11 @@ def _check_index(array: Array, index: Expr) -> None:
         raise Refused(f"array {array.name} of {array.size or 'unknown many'} elements has an index of {at}")
 
 
-def _check_expression(expr: Expr, scope: _Scope) -> None:
+def _check_expression(expr: Expr, known: _Names) -> None:
     for e in walk_expression(expr):
         match e:
-            case Var(name):
-                if scope.known.get(name) != e:
-                    raise Refused(f"variable {name} of {e.type!r} is used, and not declared so before")
+            case Var(name) if known.get(name) != e:
+                raise Refused(f"variable {name} of {e.type!r} is used, and not declared so before")
             case Load(array, index):
                 _check_index(array, index)
             case Binary(op, left, right) if left.type != right.type:
@@ -745,8 +733,6 @@ def _check_expression(expr: Expr, scope: _Scope) -> None:
                 raise Refused(f"{op} of {arg.type!r}: no such operation")
             case Cast(kind) if kind != kind.computed:
                 raise Refused(f"a value cannot be cast to {kind!r}")
-            case _:
-                pass
 
 
 def _describe_value(expr: Expr) -> str:

@@ -39,6 +39,12 @@ class Type(Node):
         return self.kind in ("int", "uint")
 
     @property
+    def bounds(self) -> tuple[int, int]:
+        """The least and the largest number of an integer type."""
+        low = -(1 << self.bits - 1) if self.kind == "int" else 0
+        return low, low + (1 << self.bits) - 1
+
+    @property
     def computed(self) -> Type:
         """The type of a loaded value: float32 for half precision and bfloat16, which are storage formats only."""
         return F32 if self in (F16, BF16) else self
@@ -123,8 +129,8 @@ class Literal(Expr):
         if self.kind.kind != "float" and not isfinite(self.value):
             raise Refused(f"{self.value} is no number of type {self.kind!r}")
         if self.kind.integer:
-            lo = -(1 << self.kind.bits - 1) if self.kind.kind == "int" else 0
-            if int(self.value) != self.value or not lo <= self.value < lo + (1 << self.kind.bits):
+            least, most = self.kind.bounds
+            if int(self.value) != self.value or not least <= self.value <= most:
                 raise Refused(f"{self.value} is no number of type {self.kind!r}")
 
     @property
@@ -232,15 +238,10 @@ def binary_operation(op: str, left: ExprLike, right: ExprLike) -> Expr:
 
 def unify_types(op: str, left: ExprLike, right: ExprLike) -> tuple[Expr, Expr]:
     """Return both operands with one type; raises Refused, naming *op*, if they have none."""
-    match left, right:
-        case Expr(), Expr():
-            a, b = left, right
-        case Expr(), (int() | float()):
-            a, b = left, literal(right, left.type)
-        case ((int() | float()), Expr()):
-            a, b = literal(left, right.type), right
-        case _:
-            a, b = literal(left), literal(right)  # type: ignore[arg-type]
+    a, b = (
+        x if isinstance(x, Expr) else literal(x, y.type if isinstance(y, Expr) else None)
+        for x, y in ((left, right), (right, left))
+    )
     if a.type == b.type:
         return a, b
     if a.type.integer and b.type.kind == a.type.kind:
@@ -287,18 +288,13 @@ def cast(kind: Type, arg: ExprLike) -> Expr:
         raise Refused(f"a value cannot be cast to {kind!r}, which is a type of memory")
     if made.type == kind:
         return made
-    if (
-        isinstance(made, Cast)
-        and made.arg.type == kind
-        and kind.integer
-        and kind.bits <= 16
-        and made.type in (F32, F64)
-    ):
+    is_small = kind.integer and kind.bits <= 16
+    if isinstance(made, Cast) and is_small and made.arg.type == kind and made.type in (F32, F64):
         return made.arg  # all its values are numbers of the type in between
     if isinstance(made, Literal) and kind.kind == "float":
         return literal(made.value, kind)
     if isinstance(made, Literal) and kind.integer and int(made.value) == made.value:
-        low = -(1 << kind.bits - 1) if kind.kind == "int" else 0
+        low, _ = kind.bounds
         return literal((int(made.value) - low) % (1 << kind.bits) + low, kind)
     return Cast(kind, made)
 

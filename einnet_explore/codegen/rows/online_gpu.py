@@ -17,16 +17,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from math import inf, prod
+from operator import add
 
 from einnet_explore.analysis.flattening import reads_packs
 from einnet_explore.analysis.indices import substitute
 from einnet_explore.analysis.online_softmax import LOWEST_SCORE, OnlineSoftmax
-from einnet_explore.analysis.row_nest import BandNode, ColumnNode, RowNest, RowProduct, node_name, read_nodes
+from einnet_explore.analysis.row_nest import (
+    BandNode,
+    ColumnNode,
+    RowNest,
+    RowProduct,
+    node_name,
+    read_nodes,
+)
 from einnet_explore.codegen.language.lowering import (
-    flat_index,
-    lower_index,
+    element_address,
     lower_join,
     lower_scalar,
     memory_reader,
@@ -45,6 +52,7 @@ from einnet_explore.codegen.language.statements import (
     Statement,
     Store,
     counted_loop,
+    unrolled,
 )
 from einnet_explore.codegen.language.values import (
     F32,
@@ -135,7 +143,7 @@ def online_tile(online: OnlineSoftmax, groups: int) -> OnlineTile:
     Raises Refused if there are too few rows, or if none fits.
     """
     nest = online.nest
-    (band,), product = score_products(online).values(), nest.product
+    (_, band), product = _score_product(online), nest.product
     assert product is not None
     depth, width = prod(s.extent for s in band.sums), product.n.extent
     seen = nest.along.extent + (0 if nest.dense else nest.row.extent - 1)
@@ -155,18 +163,21 @@ def online_tile(online: OnlineSoftmax, groups: int) -> OnlineTile:
     return next(full, fitting[-1])
 
 
-def score_products(online: OnlineSoftmax) -> dict[str, BandNode]:
-    """Return the product of the scores by its name; raises Refused if there is more than one."""
-    nodes = {node_name(n): online.nest.nodes[n] for n in read_nodes(online.score)}
-    found = {name: node for name, node in nodes.items() if isinstance(node, BandNode)}
+def _score_product(online: OnlineSoftmax) -> tuple[str, BandNode]:
+    """Return the product of the scores and its name; raises Refused if there is more than one."""
+    nodes = ((node_name(n), online.nest.nodes[n]) for n in read_nodes(online.score))
+    found = [(name, node) for name, node in nodes if isinstance(node, BandNode)]
     if len(found) != 1:
         raise Refused(f"a score has {len(found)} products, expected one")
-    return found
+    return found[0]
 
 
 _THREAD = LaunchIndex("thread")
 _FIRST, _SUM, _ROW, _PART, _AT, _TERM = (Var(f":{n}") for n in ("first", "sum", "row", "part", "column", "term"))
 _LANE, _GROUP, _BASE = Var(":lane"), Var(":group"), Var(":base")
+_ACROSS = _LANE + _AT * LANES
+"""The column of a thread's score, in the step."""
+_ZERO = Literal(0, I32)
 
 
 @dataclass(frozen=True)
@@ -188,17 +199,21 @@ class OnlineWriter:
         return self.nest.product
 
     @cached_property
+    def band(self) -> BandNode:
+        """The product of the scores."""
+        return _score_product(self.online)[1]
+
+    @cached_property
     def columns(self) -> dict[str, ColumnNode]:
         """What scores read of their column alone."""
-        nodes = {node_name(n): self.nest.nodes[n] for n in read_nodes(self.online.score)}
-        return {name: node for name, node in nodes.items() if isinstance(node, ColumnNode)}
+        nodes = ((node_name(n), self.nest.nodes[n]) for n in read_nodes(self.online.score))
+        return {name: node for name, node in nodes if isinstance(node, ColumnNode)}
 
     @cached_property
     def memory(self) -> dict[str, Array]:
         """The arrays of the tensors that are read."""
-        (band,) = score_products(self.online).values()
-        columns = [node.right for node in self.columns.values()]
-        bodies = (band.left, band.right, *columns, self.online.score, self.product.right, self.nest.scale)
+        columns = (node.right for node in self.columns.values())
+        bodies = (self.band.left, self.band.right, *columns, self.online.score, self.product.right, self.nest.scale)
         found = [a.source for body in bodies for a in accesses(body)]
         read = {s.name: s for s in found if isinstance(s, Tensor) and not s.name.startswith("#")}
         return {name: Array(name, F32, prod(t.shape), const=True) for name, t in read.items()}
@@ -269,9 +284,7 @@ class OnlineWriter:
 
     def kernel(self, name: str) -> Kernel:
         """Return the kernel *name*."""
-        t, nest = self.tile, self.nest
-        a = self._arrays
-        (band,) = score_products(self.online).values()
+        t, nest, band, a = self.tile, self.nest, self.band, self._arrays
         load_values = self._load("values", self.product.right, self.column, (self.product.n,), t.width, t.width)
         steps = (
             Barrier(),
@@ -321,13 +334,15 @@ class OnlineWriter:
             return _BASE
         return _FIRST if self.nest.dense else _BASE + _FIRST
 
-    def _within(self, step: Expr) -> Expr:
-        """Return the row, in the block, of a thread's *step*."""
-        return _GROUP + step * self.tile.threads
+    @property
+    def _own_row(self) -> Expr:
+        """The row, in the block, of a thread's ``_ROW``."""
+        return _GROUP + _ROW * self.tile.threads
 
-    def _across(self, step: Expr) -> Expr:
-        """Return the column, in the step, of a thread's *step*."""
-        return _LANE + step * LANES
+    @property
+    def _score(self) -> Expr:
+        """The position of a score among those of the thread."""
+        return _ROW * self.across + _AT
 
     def _lower(self, body: Scalar, at: Mapping[Iterator, Expr], nodes: Mapping[str, Expr] | None = None) -> Expr:
         read = memory_reader(self.memory, self.wide, nodes or {})
@@ -361,34 +376,29 @@ class OnlineWriter:
     def _load_columns(self) -> Iterable[Statement]:
         for name, node in self.columns.items():
             body = substitute(node.right, {self.nest.column: self.column})
-            value = self._lower(body, {self.column: self._begin(self.column) + self._across(_AT)})
-            yield counted_loop(_AT, self.across, Store(self._arrays[f"column {name[1:]}"], _AT, value), hint="unroll")
+            value = self._lower(body, {self.column: self._begin(self.column) + _ACROSS})
+            yield unrolled(_AT, self.across, Store(self._arrays[f"column {name[1:]}"], _AT, value))
 
     def _clear(self, name: str, value: float) -> Statement:
         array = self._arrays[name]
-        return counted_loop(_TERM, array.size, Store(array, _TERM, literal(value, F32)), hint="unroll")
+        return unrolled(_TERM, array.size, Store(array, _TERM, literal(value, F32)))
 
     def _each_row(self, *body: Statement) -> Statement:
-        return counted_loop(_ROW, self.tile.steps, *body, hint="unroll")
+        return unrolled(_ROW, self.tile.steps, *body)
 
     def _load_rows(self, tile: Array, pitch: int) -> Statement:
         """Return the loads of a transfer of *tile* for every row of the thread."""
-        place = self._within(_ROW) * pitch + _SUM * PACK
+        place = self._own_row * pitch + _SUM * PACK
         return self._each_row(Copy(self._arrays["one"], _ROW * PACK, tile, place, PACK))
 
     def _multiply_scores(self) -> Iterable[Statement]:
         """Yield the products of one transfer of the sum, for the scores of a thread."""
         a = self._arrays
-        score = _ROW * self.across + _AT
-        added = a["scores"][score] + a["one"][_ROW * PACK + _TERM] * a["other"][_TERM]
+        added = a["scores"][self._score] + a["one"][_ROW * PACK + _TERM] * a["other"][_TERM]
+        load = Copy(a["other"], _ZERO, a["right"], _ACROSS * self.tile.pitch + _SUM * PACK, PACK)
+        multiply = unrolled(_TERM, PACK, self._each_row(Store(a["scores"], self._score, added)))
         yield self._load_rows(a["left"], self.tile.pitch)
-        yield counted_loop(
-            _AT,
-            self.across,
-            Copy(a["other"], _int(0), a["right"], self._across(_AT) * self.tile.pitch + _SUM * PACK, PACK),
-            counted_loop(_TERM, PACK, self._each_row(Store(a["scores"], score, added)), hint="unroll"),
-            hint="unroll",
-        )
+        yield unrolled(_AT, self.across, load, multiply)
 
     def _multiply_values(self) -> Iterable[Statement]:
         """Yield the products of one transfer of weights, for the sums of a thread."""
@@ -397,101 +407,86 @@ class OnlineWriter:
         total = _ROW * width + _PART * PACK + part
         added = a["sums"][total] + a["one"][_ROW * PACK + _TERM] * a["other"][part]
         place = (_SUM * PACK + _TERM) * self.tile.width + (_PART * LANES + _LANE) * PACK
+        load = Copy(a["other"], _ZERO, a["values"], place, PACK)
+        multiply = unrolled(part, PACK, self._each_row(Store(a["sums"], total, added)))
         yield self._load_rows(a["right"], self.tile.weights)
-        each = (
-            Copy(a["other"], _int(0), a["values"], place, PACK),
-            counted_loop(part, PACK, self._each_row(Store(a["sums"], total, added)), hint="unroll"),
-        )
-        yield counted_loop(_TERM, PACK, counted_loop(_PART, self.wide_steps, *each, hint="unroll"), hint="unroll")
+        yield unrolled(_TERM, PACK, unrolled(_PART, self.wide_steps, load, multiply))
 
     def _mask_scores(self) -> Iterable[Statement]:
         """Yield the scores from their products, −∞ outside windows, and the joined maxima of the threads' columns."""
-        a, nest = self._arrays, self.nest
-        score = _ROW * self.across + _AT
-        row, column = self._within(_ROW), self._across(_AT)
-        place = _FIRST + column if nest.dense else _FIRST + column - row
-        (name,) = score_products(self.online)
-        nodes = {name: a["scores"][score], **{n: a[f"column {n[1:]}"][_AT] for n in self.columns}}
+        a, nest, row = self._arrays, self.nest, self._own_row
+        place = _FIRST + _ACROSS if nest.dense else _FIRST + _ACROSS - row
+        own: Expr = a["scores"][self._score]
+        nodes = {_score_product(self.online)[0]: own, **{n: a[f"column {n[1:]}"][_AT] for n in self.columns}}
         value = self._lower(self.online.score, {nest.row: _BASE + row, nest.along: place}, nodes)
         tests = [place.lt(nest.along.extent), (_BASE + row).lt(nest.row.extent)]
         inside = conjunction(*tests, *(() if nest.dense else (place.ge(0),)))
         assert inside is not None
         most = Var(":most", F32)
+        masked = Store(a["scores"], self._score, select(inside, value, literal(-inf, F32)))
         yield self._each_row(
             Declare(most),
             Assign(most, a["largest"][_ROW]),
-            counted_loop(
-                _AT,
-                self.across,
-                Store(a["scores"], score, select(inside, value, literal(-inf, F32))),
-                Assign(most, lower_join("max", most, a["scores"][score])),
-                hint="unroll",
-            ),
+            unrolled(_AT, self.across, masked, Assign(most, lower_join("max", most, own))),
             Store(a["joined"], row * LANES + _LANE, most),
         )
 
     def _weigh(self) -> Iterable[Statement]:
         """Yield the new maxima, the weights in place of the right operand, and the rescaled sums."""
-        a, width = self._arrays, self.wide_steps * PACK
+        a, width, row = self._arrays, self.wide_steps * PACK, self._own_row
         most, decay, weight = (Var(f":{n}", F32) for n in ("most", "decay", "weight"))
-        joined: list[Expr] = [a["joined"][self._within(_ROW) * LANES + n] for n in range(LANES)]
-        exponent = a["scores"][_ROW * self.across + _AT] - most
-        total = a["sums"][_ROW * width + _TERM]
         yield self._each_row(
-            Declare(most, reduce(lambda x, y: lower_join("max", x, y), joined)),
+            Declare(most, reduce(partial(lower_join, "max"), self._parts_of_row())),
             Declare(decay, call("exp", a["largest"][_ROW] - most)),
             Store(a["largest"], _ROW, most),
             Store(a["total"], _ROW, a["total"][_ROW] * decay),
-            counted_loop(_TERM, width, Store(a["sums"], _ROW * width + _TERM, total * decay), hint="unroll"),
-            counted_loop(
+            unrolled(_TERM, width, self._scale_sum(decay)),
+            unrolled(
                 _AT,
                 self.across,
-                Declare(weight, call("exp", exponent)),
+                Declare(weight, call("exp", a["scores"][self._score] - most)),
                 Store(a["total"], _ROW, a["total"][_ROW] + weight),
-                Store(a["right"], self._within(_ROW) * self.tile.weights + self._across(_AT), weight),
-                hint="unroll",
+                Store(a["right"], row * self.tile.weights + _ACROSS, weight),
             ),
         )
+
+    def _parts_of_row(self) -> list[Expr]:
+        """Return what the threads of a row have joined of it."""
+        return [self._arrays["joined"][self._own_row * LANES + n] for n in range(LANES)]
+
+    def _scale_sum(self, factor: Expr) -> Statement:
+        sums, place = self._arrays["sums"], _ROW * (self.wide_steps * PACK) + _TERM
+        return Store(sums, place, sums[place] * factor)
 
     def _write(self) -> Iterable[Statement]:
         """Yield the totals of the rows, and the results."""
         a, nest, width = self._arrays, self.nest, self.wide_steps * PACK
-        n = self.product.n
-        row = self._within(_ROW)
+        n, row = self.product.n, self._own_row
         yield self._each_row(Store(a["joined"], row * LANES + _LANE, a["total"][_ROW]))
         yield Barrier()
-        whole = Var(":whole", F32)
-        joined: list[Expr] = [a["joined"][row * LANES + m] for m in range(LANES)]
+        whole, place = Var(":whole", F32), Var(":place")
         nodes = {} if self.online.total is None else {node_name(self.online.total): whole}
-        value = a["sums"][_ROW * width + _TERM]
         scale = self._lower(nest.scale, {nest.row: _BASE + row}, nodes)
         size = PACK if n.extent % PACK == 0 else 1
-        at = {**self._batch, nest.row: _BASE + row, n: Var(":place")}
-        index = tuple(as_index(x) for x in nest.scope.traversals)
-        where = lower_index(flat_index(index, nest.scope.shape), at, self.wide)
-        part = _int(0) if size == PACK else _AT
+        at = {**self._batch, nest.row: _BASE + row, n: place}
+        where = element_address(nest.scope.shape, tuple(map(as_index, nest.scope.traversals)), at, self.wide)
+        part = _ZERO if size == PACK else _AT
+        copy = Copy(self.result, where, a["sums"], _ROW * width + _PART * PACK + part, size)
         store: tuple[Statement, ...] = (
-            Declare(Var(":place"), (_PART * LANES + _LANE) * PACK + part),
-            If(
-                Var(":place").lt(n.extent),
-                (Copy(self.result, where, a["sums"], _ROW * width + _PART * PACK + part, size),),
-            ),
+            Declare(place, (_PART * LANES + _LANE) * PACK + part),
+            If(place.lt(n.extent), (copy,)),
         )
         if size == 1:
-            store = (counted_loop(_AT, PACK, *store, hint="unroll"),)
+            store = (unrolled(_AT, PACK, *store),)
         yield self._each_row(
-            Declare(whole, reduce(lambda x, y: x + y, joined)),
-            counted_loop(_TERM, width, Store(a["sums"], _ROW * width + _TERM, value * scale), hint="unroll"),
-            If((_BASE + row).lt(nest.row.extent), (counted_loop(_PART, self.wide_steps, *store, hint="unroll"),)),
+            Declare(whole, reduce(add, self._parts_of_row())),
+            unrolled(_TERM, width, self._scale_sum(scale)),
+            If((_BASE + row).lt(nest.row.extent), (unrolled(_PART, self.wide_steps, *store),)),
         )
-
-
-def _int(value: int) -> Literal:
-    return Literal(value, I32)
 
 
 def _are_neighbours(body: Scalar, inner: tuple[Iterator, ...]) -> bool:
-    """Whether *body* reads whole aligned transfers along *inner*, each inside its tensor or outside."""
+    """True if *body* reads whole aligned transfers along *inner*, each inside its tensor or outside."""
     if not isinstance(body, Access) or not isinstance(body.source, Tensor) or len(inner) != 1:
         return False
     return reads_packs(body, inner[0], PACK)

@@ -46,6 +46,12 @@ class EpilogueContraction:
         """The flattened core."""
         return flatten_scope(self.core)
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that are read, in order."""
+        reads = (*accesses(self.core.body), *accesses(self.epilogue))
+        return tuple(dict.fromkeys(a.source for a in reads if isinstance(a.source, Tensor) and a.source != SUM_RESULT))
+
     def problem(self, element: int = 4) -> TilingProblem:
         """Return the input of the cost model: a product and a sum at every point, and PlaidML's post-operations."""
         return TilingProblem(self.table, 2 + operation_count(self.epilogue), element)

@@ -47,6 +47,7 @@ from einnet_explore.codegen.language.statements import (
     Store,
     counted_loop,
     fragment_places,
+    unrolled,
     where_all,
 )
 from einnet_explore.codegen.language.values import (
@@ -59,7 +60,6 @@ from einnet_explore.codegen.language.values import (
     Literal,
     Type,
     Var,
-    binary_operation,
     cast,
     conjunction,
     literal,
@@ -67,7 +67,7 @@ from einnet_explore.codegen.language.values import (
 )
 from einnet_explore.codegen.sum_of_products import SUM_RESULT
 from einnet_explore.codegen.tiling.cost import EpilogueContraction, as_contraction
-from einnet_explore.ir import Access, Iterator, Scope, Tensor, accesses, as_index
+from einnet_explore.ir import Access, Iterator, Scope, Tensor, as_index
 from einnet_explore.support.errors import Refused
 
 SIDE, DEPTH = 64, 32
@@ -151,10 +151,9 @@ class _Writer:
                     return Band(x, window, by_window // by_x)
         return None
 
-    @cached_property
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
-        both = (*accesses(self.contraction.core.body), *accesses(self.contraction.epilogue))
-        return tuple(dict.fromkeys(a.source for a in both if isinstance(a.source, Tensor) and a.source != SUM_RESULT))
+        return self.contraction.tensors
 
     @cached_property
     def memory(self) -> dict[str, Array]:
@@ -200,7 +199,7 @@ class _Writer:
             *(LocalArray(array) for array in (left, right, sums)),
             *self._places(counts),
             Comment("clear"),
-            counted_loop(n, sums.size, Store(sums, n, literal(0.0, F32)), hint="unroll"),
+            unrolled(n, sums.size, Store(sums, n, literal(0.0, F32))),
             counted_loop(start, self.depth, *steps, step=DEPTH),
             Comment("post-operations and write"),
             self._write(sums),
@@ -213,14 +212,14 @@ class _Writer:
         """Yield the place of this block's tile, and the number of this thread's warp."""
         rest: Expr = LaunchIndex("block")
         for place, count in ((_COLUMN, counts[1]), (_ROW, counts[0])):
-            yield Declare(place, binary_operation("%", rest, count) * SIDE)
-            rest = binary_operation("/", rest, count)
+            yield Declare(place, rest % count * SIDE)
+            rest = rest // count
         if self.band:
-            yield Declare(_RESIDUE, binary_operation("%", rest, self.band.step))
-            rest = binary_operation("/", rest, self.band.step)
+            yield Declare(_RESIDUE, rest % self.band.step)
+            rest = rest // self.band.step
         for x, value in mixed_radix_split(self.batch, rest).items():
             yield Declare(_batch_place(x), value)
-        yield Declare(_WARP, binary_operation("/", _THREAD, WARP_THREADS))
+        yield Declare(_WARP, _THREAD // WARP_THREADS)
 
     def _at_row(self, row: Expr) -> tuple[IteratorPlaces, list[Expr]]:
         """Return the iterators' values at *row* of the left factor, and the conditions under which it is there."""
@@ -245,7 +244,7 @@ class _Writer:
             more, others = self._at_column(column)
             return at | more, tests + others
         window = _ROW + column - row
-        inside = [binary_operation(">=", window, 0), window.lt(self.band.window.extent)]
+        inside = [window.ge(0), window.lt(self.band.window.extent)]
         return at | {self.band.window: window}, tests + inside
 
     def _load(self, tile: Array, is_left: bool, start: Expr) -> Iterable[Statement]:
@@ -258,7 +257,7 @@ class _Writer:
         # Neighbouring threads load neighbours in memory.
         is_inner = along == "depth" or (not along and self.k[-1:] == _nearest(access))
         inner = DEPTH // width if is_inner else SIDE // height
-        slow, fast = binary_operation("/", number, inner), binary_operation("%", number, inner)
+        slow, fast = number // inner, number % inner
         place = (_ROW if is_left else _COLUMN) + row
         at, tests = self._at_row(place) if is_left else self._at_column(place)
         at |= mixed_radix_split(self.k, start + deep)
@@ -292,14 +291,14 @@ class _Writer:
             moves = self.band is not None and not is_left and self.band.window in i.iterators
             if moves or not is_inside_box((i,), ((lo, hi),)):
                 value = lower_index(i, at)
-                yield binary_operation(">=", value, lo)
+                yield value.ge(lo)
                 yield value.lt(hi)
 
     def _multiply(self, sums: Array, left: Array, right: Array) -> Statement:
         """Return the products of all fragments of this warp."""
         step, i, j = Var(":step"), Var(":i"), Var(":j")
-        first = binary_operation("%", _WARP, WARPS) * WARP_SIDE + i * FRAGMENT_ROWS
-        second = binary_operation("/", _WARP, WARPS) * WARP_SIDE + j * FRAGMENT_COLUMNS
+        first = _WARP % WARPS * WARP_SIDE + i * FRAGMENT_ROWS
+        second = _WARP // WARPS * WARP_SIDE + j * FRAGMENT_COLUMNS
         deep = step * FRAGMENT_DEPTH
         added = FragmentProduct(
             sums, _sum_place(i, j), left, first * STRIDE + deep, STRIDE, right, second * STRIDE + deep, STRIDE
@@ -307,7 +306,7 @@ class _Writer:
         body: Statement = added
         extents = WARP_SIDE // FRAGMENT_COLUMNS, WARP_SIDE // FRAGMENT_ROWS, DEPTH // FRAGMENT_DEPTH
         for var, extent in zip((j, i, step), extents, strict=True):
-            body = counted_loop(var, extent, body, hint="unroll")
+            body = unrolled(var, extent, body)
         return body
 
     def _write(self, sums: Array) -> Statement:
@@ -315,9 +314,9 @@ class _Writer:
         i, j = Var(":i"), Var(":j")
         result = result_array(self.memory, self.kinds[self.name], self.product.scope.shape)
         body: list[Statement] = []
-        for n, (down, across) in enumerate(fragment_places(binary_operation("%", _THREAD, WARP_THREADS))):
-            row = _ROW + binary_operation("%", _WARP, WARPS) * WARP_SIDE + i * FRAGMENT_ROWS + down
-            column = _COLUMN + binary_operation("/", _WARP, WARPS) * WARP_SIDE + j * FRAGMENT_COLUMNS + across
+        for n, (down, across) in enumerate(fragment_places(_THREAD % WARP_THREADS)):
+            row = _ROW + _WARP % WARPS * WARP_SIDE + i * FRAGMENT_ROWS + down
+            column = _COLUMN + _WARP // WARPS * WARP_SIDE + j * FRAGMENT_COLUMNS + across
             at, tests = self._at_sum(row, column)
 
             read = memory_reader(self.memory, I32, {SUM_RESULT.name: sums[_sum_place(i, j) + n]})
@@ -325,8 +324,8 @@ class _Writer:
             index = tuple(map(as_index, self.product.scope.traversals))
             store = Store(result, element_address(self.product.scope.shape, index, at, I32), value)
             body += where_all(tests, store)
-        inner = counted_loop(j, WARP_SIDE // FRAGMENT_COLUMNS, *body, hint="unroll")
-        return counted_loop(i, WARP_SIDE // FRAGMENT_ROWS, inner, hint="unroll")
+        inner = unrolled(j, WARP_SIDE // FRAGMENT_COLUMNS, *body)
+        return unrolled(i, WARP_SIDE // FRAGMENT_ROWS, inner)
 
 
 def _sum_place(i: Expr, j: Expr) -> Expr:
@@ -354,10 +353,10 @@ def _move_pack(
     near = Array(f"{tile.name}:pack", F16, PACK, "private", align=PACK_BYTES)
     n = Var(f"{tile.name}:number")
     copy = Copy(near, Literal(0, I32), memory, address, PACK)
-    zeros = counted_loop(n, PACK, Store(near, n, literal(0.0, F32)), hint="unroll")
+    zeros = unrolled(n, PACK, Store(near, n, literal(0.0, F32)))
     yield LocalArray(near)
     yield copy if test is None else If(test, (copy,), (zeros,))
     if stride == 1:
         yield Copy(tile, target, near, Literal(0, I32), PACK)
     else:
-        yield counted_loop(n, PACK, Store(tile, target + n * stride, cast(F32, near[n])), hint="unroll")
+        yield unrolled(n, PACK, Store(tile, target + n * stride, cast(F32, near[n])))

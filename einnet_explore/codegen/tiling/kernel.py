@@ -22,6 +22,7 @@ from einnet_explore.codegen.language.lowering import (
     lower_scalar,
     memory_reader,
     result_array,
+    tensor_name,
 )
 from einnet_explore.codegen.language.statements import (
     Barrier,
@@ -49,7 +50,6 @@ from einnet_explore.codegen.language.values import (
     Select,
     Type,
     Var,
-    binary_operation,
     call,
     literal,
 )
@@ -86,14 +86,9 @@ class TileFrame:
         pairs = zip(reads, table.inputs, strict=True)
         return tuple(TileInput(read, column, table, self.cost.tile, self.rows) for read, column in pairs)
 
-    @cached_property
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
-        both = (*accesses(self.contraction.core.body), *accesses(self.contraction.epilogue))
-        found: dict[str, Tensor] = {}
-        for source in (a.source for a in both if a.source != SUM_RESULT):
-            if isinstance(source, Tensor) and found.setdefault(source.name, source).shape != source.shape:
-                raise ValueError(f"tensor {source.name} is read as {source.shape} and as {found[source.name].shape}")
-        return tuple(found.values())
+        return self.contraction.tensors
 
     @cached_property
     def memory(self) -> dict[str, Array]:
@@ -226,18 +221,13 @@ class TileLoader(TileFrame):
         """
         number = Var(f"{i.column.name}_element")
         base = [(later or {}).get(n, b) for n, b in enumerate(self.base)]
-        place, value = i.loaded(number, base, self.source(i.access), self.kind, self.wide)
+        place, value = i.loaded(number, base, self.memory[tensor_name(i.access.source)], self.kind, self.wide)
         threads, tile = self.threads.threads, self.tile(i)
         stores: tuple[Statement, ...] = (Store(tile, place, value),)
         if half is not None:
             stores = copy_async(tile, place + half * i.layout.size, value)
         start = THREAD_INDEX if threads > 1 else 0
         return counted_loop(number, i.layout.elements, *stores, start=start, step=threads)
-
-    def source(self, access: Access) -> Array:
-        """Return the array in memory that *access* reads."""
-        assert isinstance(access.source, Tensor)
-        return self.memory[access.source.name]
 
 
 def copy_async(tile: Array, place: Expr, value: Expr, size: int = 1) -> tuple[Statement, ...]:
@@ -313,9 +303,7 @@ class TiledKernelWriter(TileLoader):
     def _neutral(self) -> Expr:
         value = REDUCTIONS[self.contraction.core.reduce]
         if value in (inf, -inf) and self.kind.integer:
-            bits = self.kind.bits - (self.kind.kind == "int")
-            low = -(1 << bits) if self.kind.kind == "int" else 0
-            return Literal((1 << bits) - 1 if value > 0 else low, self.kind)
+            return Literal(self.kind.bounds[value > 0], self.kind)
         return literal(value, self.kind)
 
     def _join(self, a: Expr, b: Expr) -> Expr:
@@ -326,13 +314,13 @@ class TiledKernelWriter(TileLoader):
         rest: Expr = LaunchIndex("block")
         for n in self.threads.order:
             if self.output(n) and isinstance(base := self.base[n], Var):
-                yield Declare(base, binary_operation("%", rest, self.counts[n]) * self.cost.tile[n])
-                rest = binary_operation("/", rest, self.counts[n])
+                yield Declare(base, rest % self.counts[n] * self.cost.tile[n])
+                rest = rest // self.counts[n]
         rest = THREAD_INDEX
         for n in self.threads.order:
             if isinstance(place := self.place[n], Var):
-                yield Declare(place, binary_operation("%", rest, self.threads.counts[n]))
-                rest = binary_operation("/", rest, self.threads.counts[n])
+                yield Declare(place, rest % self.threads.counts[n])
+                rest = rest // self.threads.counts[n]
 
     @cached_property
     def _hints(self) -> Mapping[int, LoopHint]:
@@ -396,8 +384,7 @@ class TiledKernelWriter(TileLoader):
         return map_accesses(self.contraction.core.body, mark)
 
     def _read(self, source: Tensor | Table | Scope, _: tuple[Expr, ...]) -> Expr:
-        assert isinstance(source, Tensor)
-        i = self.inputs[int(source.name[1:])]
+        i = self.inputs[int(tensor_name(source)[1:])]
         return self.tile(i)[i.local(self.within) + self.half(i)]
 
     def _roll_up(self) -> tuple[Statement, ...]:

@@ -24,13 +24,13 @@ from einnet_explore.codegen.language.values import (
     Array,
     Expr,
     Type,
-    binary_operation,
     cast,
     conjunction,
     literal,
     select,
 )
 from einnet_explore.ir import Access, Index, Iterator
+from einnet_explore.support.wording import align_right
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,8 @@ class LocalLayout:
         return prod(g.extent for g in self.groups)
 
     def __repr__(self) -> str:
-        rows = [("", "range", "global", "local")]
-        rows += [(g.name, str(g.extent), str(g.stride), str(g.local)) for g in self.groups]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(c.rjust(w) for c, w in zip(r, widths, strict=True)) for r in rows)
+        rows = [(g.name, str(g.extent), str(g.stride), str(g.local)) for g in self.groups]
+        return align_right([("", "range", "global", "local"), *rows])
 
 
 def merge_iterators(
@@ -281,8 +279,8 @@ class TileInput:
         groups, rest = self.layout.groups, number
         places: dict[IteratorGroup, Expr] = {}
         for group in sorted(groups, key=lambda g: g.stride):
-            places[group] = binary_operation("%", rest, group.extent) if len(places) + 1 < len(groups) else rest
-            rest = binary_operation("/", rest, group.extent)
+            places[group] = rest % group.extent if len(places) + 1 < len(groups) else rest
+            rest = rest // group.extent
         found = [places[g] for g in groups]
         start = self.column.offset - sum(g.stride * self._shift(g) for g in groups)
         address = affine_expression(
