@@ -281,15 +281,14 @@ class ContractionPlan:
         return tuple(b for b in self.blocks if b.iterator in other - mine)
 
     @cached_property
-    def lines_ahead(self) -> int:
-        """Lines of the packed operand that a step prefetches for the tiles that read others; 0 if they are near.
+    def prefetch_stride(self) -> int:
+        """Elements of the packed operand that a step prefetches for the tiles that read others; 0 if they are near.
 
-        The tiles that read the same elements share this work, so that memory is busy all the time.
+        The tiles that read the same elements share this work evenly, so that memory is busy all the time.
         """
         if not self.is_far or not self.sharing:
             return 0
-        lines = -(-max(region.inside for region in self.regions) * ELEMENT_BYTES // CACHE_LINE_BYTES)
-        return -(-lines // prod(b.count for b in self.sharing))
+        return -(-max(region.inside for region in self.regions) // prod(b.count for b in self.sharing))
 
     @property
     def packed(self) -> int:
@@ -447,20 +446,21 @@ class _Writer:
         self._write_sums(env, sums, phases)
 
     def _prefetch_packed(self, n: int, env: Environment, block: Environment) -> None:
-        """Prefetch this tile's share of what a step of the next tiles reads of the packed operand: it follows."""
-        plan, lines, packed = self.plan, self.plan.lines_ahead, self.plan.packed_operand
-        if packed is None or not lines:
+        """Prefetch this step's share of what the next tiles read of the packed operand: it follows."""
+        plan, stride, packed = self.plan, self.plan.prefetch_stride, self.plan.packed_operand
+        if packed is None or not stride:
             return
-        region, mine = plan.regions[n], plan.form.moves(packed)
-        tile = region.inside * prod(y.extent for y in plan.sums if y in mine)
-        here = _flat_position((region.start + tile, dict(region.strides)), env)
+        region, sums = plan.regions[n], [y for y in plan.sums if y in plan.form.moves(packed)]
+        steps = prod(y.extent for y in sums)
+        start = {**env, **dict.fromkeys(sums, tirx.const(0, "int32"))}
+        following = _flat_position((region.start + region.inside * steps, dict(region.strides)), start)
         turn = _row_major_position(
             [block.get(b.iterator, tirx.const(0, "int32")) for b in plan.sharing], [b.count for b in plan.sharing]
         )
+        step = _row_major_position([env[y] for y in sums], [y.extent for y in sums])
         memory = self.operands[packed != plan.tile.vector]
-        for line in range(lines):
-            at = (turn * lines + line) * (CACHE_LINE_BYTES // ELEMENT_BYTES)
-            T.evaluate(prefetch_line(memory, here + tirx.min(at, region.inside - 1)))
+        for line in range(0, stride, CACHE_LINE_BYTES // ELEMENT_BYTES):
+            T.evaluate(prefetch_line(memory, following + (turn * steps + step) * stride + line))
 
     def _multiply_add(self, n: int, env: Environment, block: Environment, sums: Mapping[TvmObject, TvmObject]) -> None:
         """Write the multiply-adds of one step of the sum."""
