@@ -68,7 +68,7 @@ TILED_KERNEL_VERSION = 12
 INTEGER_PRODUCT_VERSION = 9
 """Products of bytes and of bfloat16, with epilogues."""
 
-TILE_CHOICE_VERSION = 4
+TILE_CHOICE_VERSION = 5
 """Which tile ``best_tile`` chooses for a contraction."""
 
 SEARCH_VERSION = 23

@@ -473,31 +473,21 @@ class _Writer:
                     self._phase_group(n, env, block, partial_sums)
 
     def _phase_group(self, n: int, env: Environment, block: Environment, partial_sums: _PartialSums | None) -> None:
-        """Write one tile of the phases of group *n*: clear, sum, store; or one block of the sum, with *partial_sums*."""
+        """Write one tile of the phases of group *n*: clear, sum, store; with *partial_sums*, one block of the sum."""
         tile, plan, steps = self.tile, self.plan, self.plan.steps[n]
         phases = tuple(dict.fromkeys((*(tap.phase for tap in steps), *tile.groups[n])))
         keys = product(phases, range(tile.rows), range(tile.vectors), range(tile.slots))
         sums = {key: T.alloc_buffer((tile.lanes,)) for key in keys}
-        zero = tirx.Broadcast(tirx.const(0.0, "float32"), tile.lanes)
-
-        def move(copy: Callable[[TvmObject, TvmObject, TvmObject], None]) -> None:
-            assert partial_sums is not None
-            tile_number = _row_major_position([block.get(b.iterator, tirx.const(0, "int32")) for b in plan.sharing], [b.count for b in plan.sharing])
-            for k, total in enumerate(sums.values()):
-                copy(total, partial_sums.buffer, (tile_number * len(sums) + k) * tile.lanes)
-
-        def clear() -> None:
-            for total in sums.values():
-                store_vector(total, zero, 0, tile.lanes)
-
         if partial_sums is None:
-            clear()
+            self._clear(sums)
         else:
+            places = [(self._sharing_tile(block) * len(sums) + k) * tile.lanes for k in range(len(sums))]
             with T.If(partial_sums.block == 0):
                 with T.Then():
-                    clear()
+                    self._clear(sums)
                 with T.Else():
-                    move(lambda total, kept, at: store_vector(total, load_vector(kept, at, tile.lanes), 0, tile.lanes))
+                    for total, at in zip(sums.values(), places, strict=True):
+                        store_vector(total, load_vector(partial_sums.buffer, at, tile.lanes), 0, tile.lanes)
         if steps:  # otherwise all that is read lies outside of its tensor
             with ExitStack() as inside:
                 extents = {y: y.extent // (plan.sum_blocks if y == plan.sums[0] else 1) for y in plan.sums}
@@ -514,7 +504,20 @@ class _Writer:
             with T.Then():
                 self._write_sums(env, sums, phases)
             with T.Else():
-                move(lambda total, kept, at: store_vector(kept, load_vector(total, 0, tile.lanes), at, tile.lanes))
+                for total, at in zip(sums.values(), places, strict=True):
+                    store_vector(partial_sums.buffer, load_vector(total, 0, tile.lanes), at, tile.lanes)
+
+    def _clear(self, sums: Mapping[TvmObject, TvmObject]) -> None:
+        """Write zeros to *sums*."""
+        lanes = self.tile.lanes
+        for total in sums.values():
+            store_vector(total, tirx.Broadcast(tirx.const(0.0, "float32"), lanes), 0, lanes)
+
+    def _sharing_tile(self, block: Environment) -> TvmObject:
+        """Return the number of the tile among those that read the same packed elements."""
+        loops = self.plan.sharing
+        at = [block.get(b.iterator, tirx.const(0, "int32")) for b in loops]
+        return _row_major_position(at, [b.count for b in loops])
 
     def _prefetch_packed(
         self, n: int, env: Environment, block: Environment, extents: Mapping[Iterator, int], step: Environment
@@ -529,10 +532,8 @@ class _Writer:
         region, sums = plan.regions[n], [y for y in plan.sums if y in plan.form.moves(packed)]
         steps = prod(extents[y] for y in sums)
         following = _flat_position((region.start + region.inside * steps, dict(region.strides)), env)
-        turn = _row_major_position(
-            [block.get(b.iterator, tirx.const(0, "int32")) for b in plan.sharing], [b.count for b in plan.sharing]
-        )
-        at = (turn * steps + _row_major_position([step[y] for y in sums], [extents[y] for y in sums])) * stride
+        done = _row_major_position([step[y] for y in sums], [extents[y] for y in sums])
+        at = (self._sharing_tile(block) * steps + done) * stride
         memory = self.operands[packed != plan.tile.vector]
         for line in range(0, stride, CACHE_LINE_BYTES // ELEMENT_BYTES):
             T.evaluate(prefetch_line(memory, following + at + line))
