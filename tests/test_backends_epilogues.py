@@ -25,11 +25,14 @@ REST = {
     "a leaky slope by channel": """
         Y[n:1, f:3, h:8, w:16] = maximum(T[n, f, h, w], 0) + b[f] * minimum(T[n, f, h, w], 0)""",
     "other order of traversals": "Y[h:8, w:16, n:1, f:3] = tanh(T[n, f, h, w])",
+    "several reads, with a traversal of one value": """
+        Y[n:1, f:3, h:8, w:16] = T[n, 3*n+f, h, 16*n+w] * tanh(T[n, 3*n+f, h, 16*n+w])""",
 }
 
 APART_FOREVER = {
     "read at another place": "Y[n:1, f:3, h:8, w:15] = relu(T[n, f, h, w+1])",
     "read at two places": "Y[n:1, f:3, h:8, w:16] = T[n, f, h, w] + T[n, f, h, 15-w]",
+    "read at another place, with a traversal of one value": "Y[n:1, f:3, h:8, w:15] = relu(T[n, f, h, 2*n+w+1])",
     "summed": "Y[n:1, f:3, h:8] = sum[w:16] T[n, f, h, w]",
     "broadcast": "Y[n:1, f:3, h:8, w:16, k:2] = T[n, f, h, w] + b[k]",
     "read by two": "Y[n:1, f:3, h:8, w:16] = relu(T[n, f, h, w])\nZ[n:1, f:3, h:8, w:16] = T[n, f, h, w] * 2",

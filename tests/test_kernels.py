@@ -10,10 +10,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from einnet_explore.codegen import versions
 from einnet_explore.codegen.register_tiles import (
     MAX_UNROLLED_PRODUCTS,
     Machine,
     best_tile,
+    count_loads,
     register_tiles,
     this_machine,
 )
@@ -214,12 +216,72 @@ def test_packed_operands_beyond_the_nearest_cache_are_prefetched(text: str, thre
     assert made is not None and small is not None
     plan, (region,) = made.plan, made.plan.regions
     assert plan.sharing == plan.blocks[-len(plan.sharing) :]
-    asked = 16 * plan.lines_ahead * prod(b.count for b in plan.sharing)
-    assert region.inside <= asked and made.text.count("prefetch") == plan.lines_ahead > 0
+    asked = plan.prefetch_stride * prod(b.count for b in plan.sharing)
+    assert region.inside <= asked and made.text.count("prefetch") == -(-plan.prefetch_stride // 16) > 0
     assert "prefetch" not in small.text
     out[...] = np.nan
     made.bind(arrays, out)()
     np.testing.assert_array_equal(out, evaluate(scope, arrays))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tensor X[30, 2900]\ntensor K[2900, 70] weight\nY[i:30, j:70] = sum[k:2900] X[i, k] * K[k, j]",
+        "tensor X[2, 20, 40, 80]\ntensor K[2, 40, 80, 70] weight\ntensor B[70]\n"
+        "Y[b:2, i:20, j:70] = maximum({[b:2, i:20, j:70] sum[k:40, l:80] X[b, i, k, l] * K[b, k, l, j]}[b, i, j] "
+        "+ B[j], 0)",
+    ],
+)
+def test_long_sums_are_computed_in_blocks_in_the_same_order(
+    text: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scope = scope_of(text)
+    arrays = arrays_of(scope)
+    for array in arrays.values():
+        array[...] = np.random.default_rng(1).standard_normal(array.shape)
+    blocks, out, whole = (
+        tiled_contraction(scope, {"K"}, threads),
+        aligned_empty(scope.shape),
+        aligned_empty(scope.shape),
+    )
+    assert blocks is not None and blocks.plan.sum_blocks > 1
+    out[...] = np.nan
+    blocks.bind(arrays, out)()
+    np.testing.assert_allclose(out, evaluate(scope, arrays, np.float64), rtol=1e-4, atol=1e-3)
+    monkeypatch.setattr(contraction, "MAX_PANEL_BYTES", 1 << 30)
+    monkeypatch.setattr(versions, "TILED_KERNEL_VERSION", "whole sums")
+    undivided = tiled_contraction(scope, {"K"}, threads)
+    assert undivided is not None and undivided.plan.sum_blocks == 1
+    undivided.bind(arrays, whole)()
+    np.testing.assert_array_equal(out, whole)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tensor X[30, 2909]\ntensor K[2909, 70] weight\nY[i:30, j:70] = sum[k:2909] X[i, k] * K[k, j]",
+        "tensor X[5, 2900]\ntensor K[2900, 70] weight\nY[i:5, j:70] = sum[k:2900] X[i, k] * K[k, j]",
+        "tensor X[3000, 2900]\ntensor K[2900, 70] weight\nY[i:3000, j:70] = sum[k:2900] X[i, k] * K[k, j]",
+    ],
+    ids=["prime", "one tile of rows", "partial sums of too many rows"],
+)
+def test_sums_that_have_no_blocks_stay_whole(text: str) -> None:
+    made = tiled_contraction(scope_of(text), {"K"})
+    assert made is not None and made.plan.is_far and made.plan.sum_blocks == 1
+
+
+@pytest.mark.parametrize(("columns", "accesses"), [(192, 1), (169, 2)])
+def test_vectors_cross_lines_if_a_loop_moves_them_by_no_whole_vectors(columns: int, accesses: int) -> None:
+    form = match_sum_of_products(
+        scope_of(f"tensor X[64, {columns}]\ntensor K[32, 64]\nY[f:32, x:{columns}] = sum[c:64] X[c, x] * K[f, c]")
+    )
+    assert form is not None
+    tile = best_tile(form, Machine())
+    assert tile is not None and not tile.layout.copied and tile.vector == 0
+    taps = contraction.list_taps(form, tile.vector, tile.layout, tile.groups[0], tile.unrolled)
+    assert count_loads(form, tile, taps).accesses == accesses
 
 
 @pytest.mark.parametrize("name", ["few output channels", "two phases woven", "batched, both change"])

@@ -279,6 +279,9 @@ def boxed_layout(form: SumOfProducts, operand: int) -> OperandLayout:
 LOOP_CYCLES, TILE_CYCLES = 0.5, 20
 """Cycles of overhead of a step of a loop and of a tile."""
 
+OVERLAP_DELAY = 1 / 8
+"""Cycles of delay for a cycle of the shorter one of arithmetic and traffic, which happen at the same time."""
+
 SPILL_PENALTY = 0.13
 """Relative cost of a step for every missing register."""
 
@@ -314,7 +317,7 @@ def count_loads(form: SumOfProducts, tile: RegisterTile, group: Sequence[Tap]) -
         live[last[place] + 1] -= 1
         kept[n] += 1
         kept[last[place]] -= 1
-    aligned = along % tile.lanes == 0 and all(p % tile.lanes == 0 for p in offsets)
+    aligned = all(p % tile.lanes == 0 for p in (*offsets, *_vector_strides(form, tile)))
     return VectorLoads(len(first), 1 if aligned else 2, max(accumulate(live)), max(accumulate(kept)))
 
 
@@ -353,7 +356,7 @@ def with_cycles(
     }
     outside = traffic[True] <= traffic[False]
     far = min(traffic.values()) / machine.l2_bytes
-    total = count * (max(cycles, far) + min(cycles, far) / 4)
+    total = count * (max(cycles, far) + min(cycles, far) * OVERLAP_DELAY)
     if tile.layout.copied:
         # Rows of the tensor are copied in vectors; others element by element, from lines far apart.
         along = tile.layout.axes[-1]
@@ -411,6 +414,13 @@ def _row_stride(form: SumOfProducts, tile: RegisterTile) -> int:
     where = next(iter(form.reads.values()))[tile.vector]
     found = tile.layout.address(where, dict.fromkeys(form.summations, 0))
     return found[1].get(tile.row, 0) if found is not None and tile.row is not None else 0
+
+
+def _vector_strides(form: SumOfProducts, tile: RegisterTile) -> list[int]:
+    """Return the elements by which loops move the vectors of *tile*, apart from the loop along them."""
+    where = next(iter(form.reads.values()))[tile.vector]
+    found = tile.layout.address(where, dict.fromkeys(tile.unrolled, 0))
+    return [k for x, k in found[1].items() if x != form.traversals[-1]] if found is not None else []
 
 
 MAX_UNROLLED_PRODUCTS = 400

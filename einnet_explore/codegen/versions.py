@@ -62,13 +62,13 @@ C_KERNEL_VERSION = 12
 SCHEDULE_VERSION = 40
 """Kernels that TVM compiles: stages as written, rows, one-pass softmax, chains in blocks."""
 
-TILED_KERNEL_VERSION = 11
+TILED_KERNEL_VERSION = 12
 """Tiled contractions."""
 
 INTEGER_PRODUCT_VERSION = 9
 """Products of bytes and of bfloat16, with epilogues."""
 
-TILE_CHOICE_VERSION = 4
+TILE_CHOICE_VERSION = 5
 """Which tile ``best_tile`` chooses for a contraction."""
 
 SEARCH_VERSION = 24

@@ -30,7 +30,7 @@ from onnx import TensorProto, helper
 from einnet_explore.analysis.counts import bytes_moved
 from einnet_explore.analysis.equations import constant_tensors, is_typed, resolve_access
 from einnet_explore.analysis.flattening import row_major_strides, stays_inside, view_strides
-from einnet_explore.analysis.indices import fresh_name, substitute
+from einnet_explore.analysis.indices import fresh_name, substitute, substitute_index
 from einnet_explore.analysis.products import match_integer_product
 from einnet_explore.codegen.wide_values import with_wide_values
 from einnet_explore.equivalence.sample_inputs import within_type
@@ -531,6 +531,8 @@ def _fuse_pair(program: Program, first: Equation, second: Equation) -> Equation 
 
 def _reads_each_once(read: Access, scope: Scope) -> bool:
     """Return whether *read* is a bijection from *scope* to its source, which has as many elements."""
+    fixed = {x: x.lo for x in scope.traversals if x.extent == 1}
+    read = replace(read, index=tuple(substitute_index(i, fixed) for i in read.index))
     if not stays_inside(read):
         return False
     moves = [i.single for i, (lo, hi) in zip(read.index, read.source.box, strict=True) if hi - lo > 1]

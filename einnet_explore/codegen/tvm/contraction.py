@@ -184,6 +184,9 @@ MIN_PARALLEL_COPY_ELEMENTS = 1 << 16
 MIN_FAR_BYTES = 1 << 15
 """Bytes of a packed operand from which on it is prefetched: between two calls other weights displace it."""
 
+MAX_PANEL_BYTES = 1 << 18
+"""Bytes of a packed operand, about, that tiles read together: they and the next ones stay in the second-level cache."""
+
 MAX_PACKED_RATIO = 1.5
 """Elements of packed vectors, at most, over those of the operand: windows that overlap would be stored repeatedly."""
 
@@ -281,15 +284,38 @@ class ContractionPlan:
         return tuple(b for b in self.blocks if b.iterator in other - mine)
 
     @cached_property
-    def lines_ahead(self) -> int:
-        """Lines of the packed operand that a step prefetches for the tiles that read others; 0 if they are near.
+    def sum_blocks(self) -> int:
+        """Blocks of the outermost loop of the sum; all tiles that share packed elements compute one before the next.
 
-        The tiles that read the same elements share this work, so that memory is busy all the time.
+        More than one if these elements would displace one another, and the other operand, from the second-level cache.
+        Partial sums stay in a buffer, so that the order of additions does not change.
+        """
+        if not self.sharing or not self.sums or len(self.tile.groups) > 1:
+            return 1
+        first, readers = self.sums[0], prod(b.count for b in self.sharing)
+        (region,), packed = self.regions, self.packed_operand
+        assert packed is not None
+        mine = [y for y in self.sums if y in self.form.moves(packed)]
+        panel = region.inside * prod(y.extent for y in mine) * ELEMENT_BYTES
+        least = -(-panel // MAX_PANEL_BYTES)
+        if least == 1 or first not in mine or readers == 1 or self.partial_sums * ELEMENT_BYTES > MAX_PANEL_BYTES:
+            return 1
+        return next((n for n in range(least, 2 * least + 1) if first.extent % n == 0), 1)
+
+    @property
+    def partial_sums(self) -> int:
+        """Elements of the partial sums of the tiles that share packed elements."""
+        return prod(b.count for b in self.sharing) * self.tile.sums * self.tile.lanes
+
+    @cached_property
+    def prefetch_stride(self) -> int:
+        """Elements of the packed operand that a step prefetches for the tiles that read others; 0 if they are near.
+
+        The tiles that read the same elements share this work evenly, so that memory is busy all the time.
         """
         if not self.is_far or not self.sharing:
             return 0
-        lines = -(-max(region.inside for region in self.regions) * ELEMENT_BYTES // CACHE_LINE_BYTES)
-        return -(-lines // prod(b.count for b in self.sharing))
+        return -(-max(region.inside for region in self.regions) // prod(b.count for b in self.sharing))
 
     @property
     def packed(self) -> int:
@@ -316,6 +342,14 @@ def plan_contraction(
     if vectors.name not in constant or packed.packed > MAX_PACKED_RATIO * prod(vectors.shape):
         return plan
     return replace(packed, tile=replace(tile, slots_outside=False)) if packed.is_far else packed
+
+
+@dataclass(frozen=True)
+class _PartialSums:
+    """The *buffer* of the partial sums, a tile after the other, and the number of the *block* of the sum."""
+
+    buffer: TvmObject
+    block: TvmObject
 
 
 @dataclass(frozen=True)
@@ -406,19 +440,26 @@ class _Writer:
         """Write the loops over tiles."""
         plan = self.plan
         loops = [b for b in plan.blocks if b.count > 1]
-        counts = [b.count for b in loops]
+        inner = [b for b in loops if b in plan.sharing] if plan.sum_blocks > 1 else []
+        outer = loops[: len(loops) - len(inner)]
+        counts = [b.count for b in outer]
         shared = 0
         if plan.tiles_shared:
             wanted = TILES_PER_THREAD * plan.threads
-            shared = next((n for n in range(1, len(loops) + 1) if prod(counts[:n]) >= wanted), len(loops))
+            shared = next((n for n in range(1, len(outer) + 1) if prod(counts[:n]) >= wanted), len(outer))
         with ExitStack() as inside:
             block: dict[Iterator, TvmObject] = {}
             if shared:
                 one = inside.enter_context(T.parallel(prod(counts[:shared])))
-                for n, b in enumerate(loops[:shared]):
+                for n, b in enumerate(outer[:shared]):
                     digit = tirx.truncmod(tirx.truncdiv(one, prod(counts[n + 1 : shared])), b.count)
                     block[b.iterator] = T.bind(digit)
-            block |= {b.iterator: inside.enter_context(T.serial(b.count)) for b in loops[shared:]}
+            block |= {b.iterator: inside.enter_context(T.serial(b.count)) for b in outer[shared:]}
+            partial_sums = None
+            if plan.sum_blocks > 1:
+                buffer = T.alloc_buffer((plan.partial_sums,))
+                partial_sums = _PartialSums(buffer, inside.enter_context(T.serial(plan.sum_blocks)))
+            block |= {b.iterator: inside.enter_context(T.serial(b.count)) for b in inner}
             env: dict[Iterator, TvmObject] = {}
             for b in plan.blocks:
                 at = block.get(b.iterator, tirx.const(0, "int32"))
@@ -429,38 +470,73 @@ class _Writer:
             for n in range(len(self.tile.groups)):
                 # A loop of one step: buffers of several groups get scopes of their own.
                 with T.serial(1) if len(self.tile.groups) > 1 else nullcontext():
-                    self._phase_group(n, env, block)
+                    self._phase_group(n, env, block, partial_sums)
 
-    def _phase_group(self, n: int, env: Environment, block: Environment) -> None:
-        """Write one tile of the phases of group *n*: clear, sum, store."""
-        tile, steps = self.tile, self.plan.steps[n]
+    def _phase_group(self, n: int, env: Environment, block: Environment, partial_sums: _PartialSums | None) -> None:
+        """Write one tile of the phases of group *n*: clear, sum, store; with *partial_sums*, one block of the sum."""
+        tile, plan, steps = self.tile, self.plan, self.plan.steps[n]
         phases = tuple(dict.fromkeys((*(tap.phase for tap in steps), *tile.groups[n])))
         keys = product(phases, range(tile.rows), range(tile.vectors), range(tile.slots))
         sums = {key: T.alloc_buffer((tile.lanes,)) for key in keys}
-        for total in sums.values():
-            store_vector(total, tirx.Broadcast(tirx.const(0.0, "float32"), tile.lanes), 0, tile.lanes)
+        if partial_sums is None:
+            self._clear(sums)
+        else:
+            places = [(self._sharing_tile(block) * len(sums) + k) * tile.lanes for k in range(len(sums))]
+            with T.If(partial_sums.block == 0):
+                with T.Then():
+                    self._clear(sums)
+                with T.Else():
+                    for total, at in zip(sums.values(), places, strict=True):
+                        store_vector(total, load_vector(partial_sums.buffer, at, tile.lanes), 0, tile.lanes)
         if steps:  # otherwise all that is read lies outside of its tensor
             with ExitStack() as inside:
-                inner = {y: inside.enter_context(T.serial(y.extent)) for y in self.plan.sums}
-                self._prefetch_packed(n, {**env, **inner, **block}, block)
-                self._multiply_add(n, {**env, **inner}, block, sums)
-        self._write_sums(env, sums, phases)
-
-    def _prefetch_packed(self, n: int, env: Environment, block: Environment) -> None:
-        """Prefetch this tile's share of what a step of the next tiles reads of the packed operand: it follows."""
-        plan, lines, packed = self.plan, self.plan.lines_ahead, self.plan.packed_operand
-        if packed is None or not lines:
+                extents = {y: y.extent // (plan.sum_blocks if y == plan.sums[0] else 1) for y in plan.sums}
+                inner = {y: inside.enter_context(T.serial(extent)) for y, extent in extents.items()}
+                start = dict.fromkeys(plan.sums, tirx.const(0, "int32"))
+                if partial_sums is not None:
+                    start[plan.sums[0]] = partial_sums.block * extents[plan.sums[0]]
+                self._prefetch_packed(n, {**env, **start, **block}, block, extents, inner)
+                self._multiply_add(n, {**env, **{y: start[y] + inner[y] for y in inner}}, block, sums)
+        if partial_sums is None:
+            self._write_sums(env, sums, phases)
             return
-        region, mine = plan.regions[n], plan.form.moves(packed)
-        tile = region.inside * prod(y.extent for y in plan.sums if y in mine)
-        here = _flat_position((region.start + tile, dict(region.strides)), env)
-        turn = _row_major_position(
-            [block.get(b.iterator, tirx.const(0, "int32")) for b in plan.sharing], [b.count for b in plan.sharing]
-        )
+        with T.If(partial_sums.block == plan.sum_blocks - 1):
+            with T.Then():
+                self._write_sums(env, sums, phases)
+            with T.Else():
+                for total, at in zip(sums.values(), places, strict=True):
+                    store_vector(partial_sums.buffer, load_vector(total, 0, tile.lanes), at, tile.lanes)
+
+    def _clear(self, sums: Mapping[TvmObject, TvmObject]) -> None:
+        """Write zeros to *sums*."""
+        lanes = self.tile.lanes
+        for total in sums.values():
+            store_vector(total, tirx.Broadcast(tirx.const(0.0, "float32"), lanes), 0, lanes)
+
+    def _sharing_tile(self, block: Environment) -> TvmObject:
+        """Return the number of the tile among those that read the same packed elements."""
+        loops = self.plan.sharing
+        at = [block.get(b.iterator, tirx.const(0, "int32")) for b in loops]
+        return _row_major_position(at, [b.count for b in loops])
+
+    def _prefetch_packed(
+        self, n: int, env: Environment, block: Environment, extents: Mapping[Iterator, int], step: Environment
+    ) -> None:
+        """Prefetch this step's share of what the next tiles read of the packed operand: it follows.
+
+        In *env* the sum is where its loops over *extents* begin; *step* is relative to that.
+        """
+        plan, stride, packed = self.plan, self.plan.prefetch_stride, self.plan.packed_operand
+        if packed is None or not stride:
+            return
+        region, sums = plan.regions[n], [y for y in plan.sums if y in plan.form.moves(packed)]
+        steps = prod(extents[y] for y in sums)
+        following = _flat_position((region.start + region.inside * steps, dict(region.strides)), env)
+        done = _row_major_position([step[y] for y in sums], [extents[y] for y in sums])
+        at = (self._sharing_tile(block) * steps + done) * stride
         memory = self.operands[packed != plan.tile.vector]
-        for line in range(lines):
-            at = (turn * lines + line) * (CACHE_LINE_BYTES // ELEMENT_BYTES)
-            T.evaluate(prefetch_line(memory, here + tirx.min(at, region.inside - 1)))
+        for line in range(0, stride, CACHE_LINE_BYTES // ELEMENT_BYTES):
+            T.evaluate(prefetch_line(memory, following + at + line))
 
     def _multiply_add(self, n: int, env: Environment, block: Environment, sums: Mapping[TvmObject, TvmObject]) -> None:
         """Write the multiply-adds of one step of the sum."""
