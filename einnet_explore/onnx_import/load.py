@@ -24,6 +24,7 @@ from onnx import external_data_helper, helper, inliner, numpy_helper, version_co
 from onnx.reference import ReferenceEvaluator
 
 from einnet_explore.checker.bundle import MANIFEST
+from einnet_explore.onnx_import.contrib_operators import expand_unregistered_operators
 from einnet_explore.onnx_import.model import (
     Array,
     Model,
@@ -180,7 +181,7 @@ def load_model(
     is_widened = proto is not stored
     given = _arrays(file, proto.graph, arrays)
     original = without_elements(proto, given)
-    rewritten = rewrite(proto)
+    rewritten = rewrite(expand_unregistered_operators(proto))
     weights = given if rewritten is proto else _shared_arrays(file, rewritten.graph, given)
     large = {name: array for name, array in weights.items() if _is_data(array)}
     narrow = stored if is_widened else None
