@@ -1,6 +1,7 @@
 """Models that ONNX Runtime's optimiser wrote: its operators become standard ones, with the same results."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,7 +19,7 @@ RNG = np.random.default_rng(0)
 WEIGHTS = {name: RNG.standard_normal(8).astype(np.float32) for name in ("scale", "shift", "bias")}
 
 
-def contrib(op: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: object) -> onnx.NodeProto:
+def contrib(op: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> onnx.NodeProto:
     return node(op, inputs, outputs, domain=CONTRIB_DOMAIN, **attributes)
 
 
