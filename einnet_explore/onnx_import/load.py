@@ -25,6 +25,8 @@ from onnx.reference import ReferenceEvaluator
 
 from einnet_explore.checker.bundle import MANIFEST
 from einnet_explore.onnx_import.contrib_operators import expand_unregistered_operators
+from einnet_explore.onnx_import.expression_weights import with_expression_weights
+from einnet_explore.onnx_import.fourier import FOURIER
 from einnet_explore.onnx_import.model import (
     Array,
     Model,
@@ -44,7 +46,7 @@ from einnet_explore.onnx_import.model import (
     replace_contents,
     topological_order,
 )
-from einnet_explore.onnx_import.resizing import with_interpolation_matrices
+from einnet_explore.onnx_import.resizing import RESIZE
 from einnet_explore.onnx_import.shapes import MAX_KNOWN_ELEMENTS, graph_values, infer_static_shapes, set_input_shapes
 from einnet_explore.onnx_import.widening import narrow_types, widen
 from einnet_explore.runtime.arrays import ALIGNMENT
@@ -193,7 +195,7 @@ def load_model(
     proto = convert_opset(file, fold_shape_computations(file, proto, large))
     proto, folded = fold_constants(file, proto, large)
     known = _model(file, _copy_dequantizations(proto), original, given, {**weights, **large}, folded)
-    known = replace(with_interpolation_matrices(known), dynamic=dynamic)
+    known = replace(with_expression_weights(known, (*RESIZE, *FOURIER)), dynamic=dynamic)
     return replace(known, stored=narrow, narrow=tuple(sorted(types))) if narrow is not None else known
 
 
