@@ -21,6 +21,7 @@ from einnet_explore.pipeline.model_sessions import (
     is_quantised,
     keep_definitions,
     subgraph_session,
+    with_precise_transforms,
     without_optimisations,
 )
 from einnet_explore.pipeline.numerics import ErrorReport, level_report
@@ -106,7 +107,8 @@ def open_original(model: Model, subprogram: Subprogram, threads: int) -> tuple[O
         run = runner(session, feeds)
 
         def run_unoptimised() -> Arrays:
-            return runner(subgraph_session(model, subprogram.nodes, threads, without_optimisations), feeds)()
+            adjusted = without_optimisations, with_precise_transforms
+            return runner(subgraph_session(model, subprogram.nodes, threads, *adjusted), feeds)()
 
         if not is_quantised(node for node in model.nodes if node.name in subprogram.nodes):
             return OriginalRun(run, inputs, run_unoptimised=run_unoptimised)

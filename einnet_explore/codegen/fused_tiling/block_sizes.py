@@ -223,9 +223,7 @@ def block_stage(
         name, shape = stage.name, region.extent
         place = flat_index(tuple(at), shape)
     moving = {y: origin for y, origin in zip(own, region.origin, strict=True) if origin.terms}
-    return BlockStage(
-        name, tuple(own), sums, body, place, prod(shape), scope.value, guards, border, None, moving
-    )
+    return BlockStage(name, tuple(own), sums, body, place, prod(shape), scope.value, guards, border, None, moving)
 
 
 def _block_loops(
