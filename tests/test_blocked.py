@@ -516,3 +516,27 @@ def test_a_chain_in_blocks_is_remembered_by_its_steps() -> None:
     made = in_blocks(program)
     again = replay(program, json.loads(json.dumps(steps_to_json(made))))
     assert again.end == made.end and again.end.equations[-1].via == BLOCKED
+
+
+ONE_WIDE = [
+    "tensor A[1, 4, 6] pad [(0, 1), 0, 0]\nM[p:2, i:4, k:6] = A[p, i, k] + 1",
+    "tensor A[1, 4, 6] pad [(1, 0), 0, 0]\nM[p:2, i:4, k:6] = A[p-1, i, k] + 1",
+    "tensor A[1, 4, 6] pad [(1, 1), 0, 0] value 2\nM[p:3, i:4, k:6] = A[p-1, i, k] + 1",
+    "tensor A[4, 1, 6] pad [0, (1, 1), 0]\nM[p:3, i:4, k:6] = A[i, p-1, k] + 1",
+    "tensor A[4, 6, 1] pad [0, 0, (1, 0)]\nM[p:2, i:4, k:6] = A[i, k, p-1] + 1",
+]
+
+
+@pytest.mark.parametrize("stage", ONE_WIDE)
+def test_padding_of_a_dimension_of_extent_one_is_filled(stage: str) -> None:
+    """Such as a convolution of an image of one row, or a concatenation with one column."""
+    declared, body = stage.split("\n")
+    count = 3 if "p:3" in body else 2
+    nested = f"{{[{body.split('[')[1].split(']')[0]}] {body.split('= ')[1]}}}[p, i, k]"
+    source = f"{declared}\ntensor B[{count}, 6, 32] weight\nY[i:4, j:32] = sum[k:6, p:{count}] {nested} * B[p, k, j]"
+    program = ee.parse(source)
+    arrays = integers(program)
+    end = Derivation(program).then(BLOCKED_GENERATION.match(program, (0,))).end
+    made = compile_program(end, constants={"B": arrays["B"]})
+    want = evaluate(program, arrays, np.float64, outputs_only=True)["Y"]
+    assert np.array_equal(made.run(arrays)["Y"], want)

@@ -329,6 +329,16 @@ def test_large_outputs_are_compared_in_a_window(monkeypatch: pytest.MonkeyPatch)
     assert "not measured, one output element" in str(none) and ErrorReport.from_json(none.to_json()) == none
 
 
+def test_errors_are_of_results_that_are_defined() -> None:
+    program = ee.parse("tensor A[6]\nY[i:6] = 2*sqrt(A[i])")
+    some = badged(Derivation(program))
+    assert np.isnan(single(program, {})(drawn(program))["Y"]).sum() in range(1, 6)
+    assert some.after and some.after.bound and 0 <= some.after.error <= some.after.bound < 1e-6
+    nowhere = ee.parse("tensor A[6]\nY[i:6] = sqrt(0 - 1 - A[i]*A[i])")
+    none = badged(Derivation(nowhere))
+    assert none.after is None and none.why == "its results are undefined on random inputs"
+
+
 def test_a_program_that_does_not_run_has_no_figures() -> None:
     derivation = winograd(2)
     given = drawn(derivation.start)

@@ -127,6 +127,42 @@ def test_random_infinite_and_quantised_weights_are_not_folded(op: str) -> None:
     assert [n.op for n in load_model(build(nodes, {"x": (4, 4)}, ["y"], used)).nodes] == [op, "Add"]
 
 
+def relative_buckets(reads_infinity: bool) -> onnx.ModelProto:
+    """Rows of a table by distance, in buckets by logarithm as T5 has them; the logarithm of distance 0 is not used."""
+    nodes = [
+        node("Log", ["distance"], ["log"]),
+        node("Cast", ["log"], ["far"], to=TensorProto.INT64),
+        node("Cast", ["distance"], ["near"], to=TensorProto.INT64),
+        node("Less", ["near", "two"], ["is_near"]),
+        node("Where", ["is_near", "near", "far"], ["bucket"]),
+        node("Gather", ["x", "bucket"], ["bias"]),
+        *([node("Exp", ["log"], ["again"]), node("Add", ["bias", "again"], ["y"])] if reads_infinity else []),
+    ]
+    weights = {"distance": np.arange(5, dtype=np.float32), "two": np.array(2)}
+    return build(nodes, {"x": (8, 5)}, ["y" if reads_infinity else "bias"], weights)
+
+
+@pytest.mark.parametrize("reads_infinity", [False, True])
+def test_finite_results_of_infinite_ones_are_folded(reads_infinity: bool) -> None:
+    proto = relative_buckets(reads_infinity)
+    model = load_model(proto)
+    assert [n.op for n in model.nodes] == (["Gather", "Add"] if reads_infinity else ["Gather"])
+    assert model.weights["bucket"].tolist() == [0, 1, 0, 1, 1]
+    assert all(np.isfinite(array).all() for array in model.weights.values())
+    x = np.random.default_rng(0).standard_normal((8, 5)).astype(np.float32)
+    for file in (model.proto, restore_folded_nodes(model)):
+        (name,) = (value.name for value in model.outputs)
+        assert np.array_equal(run(file, {"x": x})[name], run(proto, {"x": x})[name])
+
+
+def test_an_infinity_that_the_model_reads_is_not_folded() -> None:
+    nodes = [*relative_buckets(False).graph.node, node("Add", ["bias", "log"], ["y"])]
+    weights = {"distance": np.arange(5, dtype=np.float32), "two": np.array(2)}
+    model = load_model(build(nodes, {"x": (5, 5)}, ["y"], weights))
+    assert [n.op for n in model.nodes] == ["Log", "Gather", "Add"] and "log" not in model.weights
+    assert "Log" not in {n.op_type for n in model.folded} and model.weights["bucket"].tolist() == [0, 1, 0, 1, 1]
+
+
 def test_weights_over_the_limit_are_not_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "MAX_FOLDED_BYTES", 60_000)
     assert [n.op for n in load_model(made_weight()).nodes] == ["ConstantOfShape", "Cast", "Mul", "Reshape", "Conv"]

@@ -286,6 +286,23 @@ def test_every_equation_reads_what_its_program_holds() -> None:
     assert all(a.source == held[a.source.name] for e in program.equations for a in accesses(e.scope.body))  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("block", [(2, 3), (1, 1), (4, 6), (3,)])
+def test_blocks_of_an_image_agree_with_onnx_runtime(block: tuple[int, ...]) -> None:
+    image = (4, 6)[: len(block)] if len(block) > 1 else (6,)
+    count = int(np.prod(image) // np.prod(block))
+    x = np.random.default_rng(0).integers(-9, 9, (2, 3 * int(np.prod(block)), count)).astype(np.float32)
+    made = node("Col2Im", ["x", "image", "block"], ["y"], strides=block)
+    agree(build([made], {"x": x.shape}, ["y"], {"image": np.array(image), "block": np.array(block)}), {"x": x})
+
+
+def test_blocks_that_overlap_are_refused() -> None:
+    made = node("Col2Im", ["x", "image", "block"], ["y"])
+    model = load_model(build([made], {"x": (1, 4, 9)}, ["y"], {"image": np.array([4, 4]), "block": np.array([2, 2])}))
+    assert express(model.nodes[0], model) == NotUnderstood(
+        "blocks of [2, 2] in steps of [1, 1] do not cover [4, 4] once (dilations [1, 1], pads [0, 0, 0, 0])"
+    )
+
+
 PASSED = [
     (node("TopK", ["x", "k"], ["y", "i"]), "operator TopK has no canonical expression"),
     (node("Resize", ["x", "", "s"], ["y"], mode="area"), "mode is area, neither nearest, linear nor cubic"),

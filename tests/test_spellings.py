@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from onnx_building import build, run
+from onnx_building import build, node, run
 
 import einnet_explore as ee
 from benchmarks.spellings.__main__ import compared, main
@@ -227,3 +227,30 @@ def test_bias_of_the_keys_is_dropped_and_that_of_the_queries_stays(gemm: bool) -
     feed = {"x": np.random.default_rng(1).normal(size=model.shape("x")).astype(np.float32)}
     assert np.allclose(run(spelled.proto, feed)["y"], run(model.original, feed)["y"], atol=1e-6)
     assert with_normal_spelling(model, "exact").weights.keys() == model.weights.keys()
+
+
+def squares_apart() -> Model:
+    """A root mean square in one subprogram, whose squares another one computes."""
+    nodes = [
+        node("ReduceMean", ["squares", "axes"], ["mean"], keepdims=1),
+        node("Sqrt", ["mean"], ["root"]),
+        node("Div", ["x", "root"], ["y"]),
+    ]
+    proto = build(nodes, {"squares": (16, 8), "x": (16, 8)}, ["y"], {"axes": np.array([1])})
+    return load_model(proto)
+
+
+def test_subprograms_are_compared_where_their_results_are_defined() -> None:
+    model = squares_apart()
+    (subprogram,) = partition(model).subprograms
+    opener, _ = open_original(model, subprogram, 1)
+    original = opener()
+    assert not any(np.isnan(array).any() for array in original.outputs().values())
+    assert all((array >= 0).all() and array.std() > 0.1 for array in original.feeds.values())
+
+
+def test_inputs_of_other_subprograms_have_both_signs() -> None:
+    model = load_model(build([node("Exp", ["x"], ["e"]), node("Neg", ["e"], ["y"])], {"x": (16, 8)}, ["y"]))
+    (subprogram,) = partition(model).subprograms
+    opener, _ = open_original(model, subprogram, 1)
+    assert all((array < 0).any() for array in opener().feeds.values())

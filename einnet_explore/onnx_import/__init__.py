@@ -10,6 +10,7 @@ from einnet_explore.ir import Equation
 from einnet_explore.onnx_import.attention import ATTENTION
 from einnet_explore.onnx_import.contraction import CONTRACTIONS
 from einnet_explore.onnx_import.elementwise import CONDITIONS, ELEMENTWISE, SELECTION
+from einnet_explore.onnx_import.fourier import FOURIER
 from einnet_explore.onnx_import.layout import LAYOUT
 from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.onnx_import.node_call import NodeCall, NotUnderstood, OnnxOperator, unsupported_attributes
@@ -31,7 +32,16 @@ def operators_by_name(*groups: Iterable[OnnxOperator]) -> Mapping[str, OnnxOpera
 
 
 OPERATORS_ONNX = operators_by_name(
-    ELEMENTWISE, CONTRACTIONS, REDUCTIONS_ONNX, LAYOUT, RESIZE, NORMALIZATION, SELECTION, ATTENTION, QUANTIZATION
+    ELEMENTWISE,
+    CONTRACTIONS,
+    FOURIER,
+    REDUCTIONS_ONNX,
+    LAYOUT,
+    RESIZE,
+    NORMALIZATION,
+    SELECTION,
+    ATTENTION,
+    QUANTIZATION,
 )
 """Every ONNX operator with a canonical expression, by name."""
 

@@ -178,6 +178,23 @@ def _space_to_depth(call: NodeCall, at: tuple[Index, ...]) -> Iterable[Index]:
     return n, channel, h * b + row, w * b + column
 
 
+def _col2im(call: NodeCall, at: tuple[Index, ...]) -> Iterable[Index]:
+    """Re-index blocks that cover the image without overlap, as patches do; others would be added."""
+    image, block = call.integers(1, "image_shape") or (), call.integers(2, "block_shape") or ()
+    ones = (1,) * len(block)
+    strides, dilations = call.get("strides", ones), call.get("dilations", ones)
+    pads = call.get("pads", (0,) * 2 * len(block))
+    if strides != block or dilations != ones or any(pads) or any(n % b for n, b in zip(image, block, strict=True)):
+        raise Refused(
+            f"blocks of {list(block)} in steps of {list(strides)} do not cover {list(image)} once "
+            f"(dilations {list(dilations)}, pads {list(pads)})"
+        )
+    batch, channel, *place = at
+    within = ravel_index((channel, *(i % b for i, b in zip(place, block, strict=True))), (call.out.shape[1], *block))
+    counts = tuple(n // b for n, b in zip(image, block, strict=True))
+    return batch, within, ravel_index((i // b for i, b in zip(place, block, strict=True)), counts)
+
+
 LAYOUT: tuple[OnnxOperator, ...] = (
     OnnxOperator("Transpose", "layout", _reindex(_transpose), integers=True, attributes="perm"),
     OnnxOperator("Reshape", "layout", _reindex(_reshape), integers=True, attributes="shape allowzero"),
@@ -191,6 +208,7 @@ LAYOUT: tuple[OnnxOperator, ...] = (
     OnnxOperator("Expand", "layout", _expand, integers=True),
     OnnxOperator("Tile", "layout", _reindex(_tile), integers=True),
     OnnxOperator("Gather", "layout", _gather, integers=True, attributes="axis"),
+    OnnxOperator("Col2Im", "layout", _reindex(_col2im), integers=True, attributes="dilations pads strides"),
     OnnxOperator("DepthToSpace", "layout", _reindex(_depth_to_space), integers=True, attributes="blocksize mode"),
     OnnxOperator("SpaceToDepth", "layout", _reindex(_space_to_depth), integers=True, attributes="blocksize mode"),
 )

@@ -24,6 +24,9 @@ from onnx import external_data_helper, helper, inliner, numpy_helper, version_co
 from onnx.reference import ReferenceEvaluator
 
 from einnet_explore.checker.bundle import MANIFEST
+from einnet_explore.onnx_import.contrib_operators import expand_unregistered_operators
+from einnet_explore.onnx_import.expression_weights import with_expression_weights
+from einnet_explore.onnx_import.fourier import FOURIER
 from einnet_explore.onnx_import.model import (
     Array,
     Model,
@@ -43,7 +46,7 @@ from einnet_explore.onnx_import.model import (
     replace_contents,
     topological_order,
 )
-from einnet_explore.onnx_import.resizing import with_interpolation_matrices
+from einnet_explore.onnx_import.resizing import RESIZE
 from einnet_explore.onnx_import.shapes import MAX_KNOWN_ELEMENTS, graph_values, infer_static_shapes, set_input_shapes
 from einnet_explore.onnx_import.widening import narrow_types, widen
 from einnet_explore.runtime.arrays import ALIGNMENT
@@ -180,7 +183,7 @@ def load_model(
     is_widened = proto is not stored
     given = _arrays(file, proto.graph, arrays)
     original = without_elements(proto, given)
-    rewritten = rewrite(proto)
+    rewritten = rewrite(expand_unregistered_operators(proto))
     weights = given if rewritten is proto else _shared_arrays(file, rewritten.graph, given)
     large = {name: array for name, array in weights.items() if _is_data(array)}
     narrow = stored if is_widened else None
@@ -192,7 +195,7 @@ def load_model(
     proto = convert_opset(file, fold_shape_computations(file, proto, large))
     proto, folded = fold_constants(file, proto, large)
     known = _model(file, _copy_dequantizations(proto), original, given, {**weights, **large}, folded)
-    known = replace(with_interpolation_matrices(known), dynamic=dynamic)
+    known = replace(with_expression_weights(known, (*RESIZE, *FOURIER)), dynamic=dynamic)
     return replace(known, stored=narrow, narrow=tuple(sorted(types))) if narrow is not None else known
 
 
@@ -529,8 +532,8 @@ def fold_constants(
 
     *arrays* are the weights that *proto* declares; large results are added to them.
 
-    Nodes that draw random numbers, quantise, compute a graph output or an infinity, or exceed ``MAX_FOLDED_BYTES`` are
-    not folded.
+    Nodes that draw random numbers, quantise, compute a graph output, or exceed ``MAX_FOLDED_BYTES`` are not folded, and
+    those that compute an infinity only if nothing else reads it than folded nodes.
     """
     free = MAX_FOLDED_BYTES - sum(_nbytes(w) for w in proto.graph.initializer)
 
@@ -581,33 +584,74 @@ def _fold(
 ) -> tuple[onnx.ModelProto, tuple[onnx.NodeProto, ...]]:
     proto = infer_static_shapes(file, proto, arrays)
     gone: list[onnx.NodeProto] = []
-    while found := _fold_once(proto, foldable, arrays):
+    infinite: dict[str, Array] = {}
+    while found := _fold_once(proto, foldable, arrays, infinite):
         gone += found
         proto = infer_static_shapes(file, proto, arrays)
+    if infinite:
+        unread = _drop_unread(proto.graph, infinite)
+        gone = [node for node in gone if infinite.keys().isdisjoint(node.output) or unread.issuperset(node.output)]
     return proto, tuple(gone)
 
 
-def _fold_once(proto: onnx.ModelProto, foldable: _Foldable, arrays: dict[str, Array]) -> list[onnx.NodeProto]:
-    """Fold every node whose inputs are known; return the removed nodes."""
+def _fold_once(
+    proto: onnx.ModelProto, foldable: _Foldable, arrays: dict[str, Array], infinite: dict[str, Array]
+) -> list[onnx.NodeProto]:
+    """Fold every node whose inputs are known; return the removed nodes.
+
+    Results that are not finite are added to *infinite* instead of the weights.  Their nodes stay in the graph, and are
+    among those returned: what selects or compares them may be finite, as the buckets of relative positions are.
+    """
     graph = proto.graph
     values = graph_values(graph)
-    known = {w.name: w for w in graph.initializer}
+    known: dict[str, onnx.TensorProto | Array] = {w.name: w for w in graph.initializer}
+    known |= infinite
     outputs = {v.name for v in graph.output}
     kept, gone, pages = [], [], LargePages()
+    folds = False
     for node in list_nodes(graph):
-        results = None if outputs & {*node.results} else _results(node, values, known, proto, foldable, arrays)
+        is_known = bool(node.results) and infinite.keys() >= {*node.results}
+        skips = is_known or bool(outputs & {*node.results})
+        results = None if skips else _results(node, values, known, proto, foldable, arrays)
         if results is None:
             kept.append(node.proto)
             continue
         gone.append(copy_message(node.proto))
+        if not all(_is_finite(array) for array in results):
+            infinite |= zip(node.results, results, strict=True)
+            known |= infinite
+            kept.append(node.proto)
+            continue
+        folds = True
         for name, array in zip(node.results, results, strict=True):
             if _is_data(array):
                 arrays[name] = pages.copy(array)
-            known[name] = weight_proto(name, array) if _is_data(array) else numpy_helper.from_array(array, name)
-            graph.initializer.append(known[name])
-    if gone:
+            known[name] = weight = (
+                weight_proto(name, array) if _is_data(array) else numpy_helper.from_array(array, name)
+            )
+            graph.initializer.append(weight)
+    if folds:
         replace_contents(graph.node, kept)
     return gone
+
+
+def _is_finite(array: Array) -> bool:
+    return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
+
+
+def _drop_unread(graph: onnx.GraphProto, names: Iterable[str]) -> set[str]:
+    """Drop the nodes whose results are all among *names* and read by no node that stays; return these results."""
+    known, unread = {*names}, set[str]()
+    read = {value.name for value in graph.output}
+    kept: list[onnx.NodeProto] = []
+    for node in reversed(list_nodes(graph)):
+        if {*node.results} <= known and read.isdisjoint(node.results):
+            unread.update(node.results)
+            continue
+        read.update(node.reads)
+        kept.append(node.proto)
+    replace_contents(graph.node, kept[::-1])
+    return unread
 
 
 def _computes_shape(node: ModelNode, results: Sequence[ModelValue]) -> bool:
@@ -621,7 +665,7 @@ def _computes_shape(node: ModelNode, results: Sequence[ModelValue]) -> bool:
 def _results(
     node: ModelNode,
     values: Mapping[str, ModelValue],
-    known: Mapping[str, onnx.TensorProto],
+    known: Mapping[str, onnx.TensorProto | Array],
     proto: onnx.ModelProto,
     foldable: _Foldable,
     arrays: Mapping[str, Array],
@@ -643,17 +687,22 @@ def _results(
         return None
     if not foldable(node, made):
         return None
-    feed = feed or {n: arrays[n] if is_declared(known[n]) else numpy_helper.to_array(known[n]) for n in node.reads}
+    feed = feed or {name: _array_of(name, known[name], arrays) for name in node.reads}
     types = [
         helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feed.items()
     ]
     wanted = [onnx.ValueInfoProto(name=name) for name in node.results]
     graph = helper.make_graph([node.proto], "fold", types, wanted)
     single = helper.make_model(graph, opset_imports=list(proto.opset_import), ir_version=proto.ir_version)
-    if _computes_shape(node, made):
+    if _computes_shape(node, made) and all(_is_finite(array) for array in feed.values()):
         return _evaluate_by_reference(single, feed)
-    found = _evaluate_by_runtime(single, feed)
-    return found if found is not None and all(np.isfinite(a).all() for a in found) else None
+    return _evaluate_by_runtime(single, feed)
+
+
+def _array_of(name: str, weight: onnx.TensorProto | Array, arrays: Mapping[str, Array]) -> Array:
+    if isinstance(weight, np.ndarray):
+        return weight
+    return arrays[name] if is_declared(weight) else numpy_helper.to_array(weight)
 
 
 def _evaluate_by_reference(single: onnx.ModelProto, feed: Mapping[str, Array]) -> list[Array] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, TypeAlias
@@ -131,6 +131,17 @@ class NodeCall:
             return Const(float(weight.reshape(())))
         return broadcast(self.tensor(n), index)
 
+    def weight(self, n: int, constants: Constants) -> Tensor:
+        """Return the weight *n* of those that *constants* computes; refuse a model that has none of them."""
+        return self.named(self.weights(constants)[n])
+
+    def weights(self, constants: Constants) -> tuple[str, ...]:
+        """Return the names of the weights that *constants* computes, empty where it computes none."""
+        if not self.node.constants:
+            constants(self)
+            raise Refused("its matrices are no weights of the model, as they are in a model from load_model")
+        return self.node.constants
+
     def intermediate_name(self, word: str) -> str:
         """Return a free name for an intermediate result of this node."""
         return f"{self.out.name}__{word}"
@@ -170,6 +181,9 @@ class NodeCall:
 
 Express: TypeAlias = "Callable[[NodeCall], Iterable[Equation]]"
 
+Constants: TypeAlias = "Callable[[NodeCall], Sequence[Array | None]]"
+"""Weights of an expression, None where it has none; raises what an expression raises."""
+
 
 @dataclass(frozen=True, slots=True)
 class OnnxOperator:
@@ -178,7 +192,8 @@ class OnnxOperator:
     *kind* is ``contraction`` (a sum of products of two operands), ``elementwise``, ``activation`` (elementwise and not
     linear), ``layout`` (moves elements only) or ``reduction``.  *integers*: the expression is valid for integers too.
     *attributes* are the names of the supported attributes, those without effect included; a node with any other
-    attribute that is not at its default has no expression.
+    attribute that is not at its default has no expression.  *constants* computes weights that the expression reads
+    besides the operands.
     """
 
     name: str
@@ -186,6 +201,7 @@ class OnnxOperator:
     express: Express
     integers: bool = False
     attributes: str = ""
+    constants: Constants | None = None
 
 
 @dataclass(frozen=True, slots=True)

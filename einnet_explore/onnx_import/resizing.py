@@ -11,18 +11,15 @@ Source: the ONNX operator reference.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-from types import MappingProxyType
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
 from einnet_explore.ir import Equation, Index, Iterator, Scope, as_index, mul
 from einnet_explore.onnx_import.known_arrays import index_of_digits
-from einnet_explore.onnx_import.model import Array, Model, ModelNode, ModelValue, copy_message, make_identifiers
+from einnet_explore.onnx_import.model import Array
 from einnet_explore.onnx_import.node_call import NodeCall, OnnxOperator, access, extent_iterators
-from einnet_explore.runtime.onnx_weights import weight_proto
 from einnet_explore.support.errors import Refused
 
 Taps: TypeAlias = "tuple[Array, Array]"
@@ -66,10 +63,7 @@ def _nearest(call: NodeCall) -> Iterable[Equation]:
 
 def _interpolation(call: NodeCall) -> Iterable[Equation]:
     """Contract one axis after the other; axes that shrink most come first."""
-    matrices = call.node.constants
-    if not matrices:
-        _matrices(call)
-        raise Refused("its matrices are no weights of the model, as they are in a model from load_model")
+    matrices = call.weights(_matrices)
     source, shape = call.tensor(0), list(call.shape(0))
     order = sorted((d for d, name in enumerate(matrices) if name), key=lambda d: (call.out.shape[d] / shape[d], -d))
     for d in order:
@@ -85,16 +79,18 @@ def _interpolation(call: NodeCall) -> Iterable[Equation]:
         yield call.equation(Scope(xs, (), access(source, *xs)))
 
 
-def _matrices(call: NodeCall) -> dict[int, Array]:
-    """Return the matrix of every axis that changes, results by elements."""
+def _matrices(call: NodeCall) -> Sequence[Array | None]:
+    """Return the matrix of every axis that changes, results by elements; none of nearest elements."""
     mode = call.get("mode", "nearest")
+    if mode == "nearest":
+        return ()
     if mode not in ("linear", "cubic"):
         raise Refused(f"mode is {mode}, neither nearest, linear nor cubic")
     if call.get("antialias", 0):
         raise Refused("antialias is 1, not 0")
     shape, out = call.shape(0), call.out.shape
     scales, place = _sampling(call)
-    found = {}
+    found: list[Array | None] = []
     for d, scale in enumerate(scales):
         at = _positions(np.arange(out[d]), shape[d], out[d], scale, place)
         first, taps = _linear(at) if mode == "linear" else _cubic(at, call.get("cubic_coeff_a", -0.75))
@@ -104,8 +100,7 @@ def _matrices(call: NodeCall) -> dict[int, Array]:
             taps = taps / taps.sum(1, keepdims=True)
         matrix = np.zeros((out[d], shape[d]))
         np.add.at(matrix, (np.arange(out[d])[:, None], reads.clip(0, shape[d] - 1)), taps)
-        if not np.array_equal(matrix, np.eye(shape[d])):
-            found[d] = matrix.astype(np.float32)
+        found.append(None if np.array_equal(matrix, np.eye(shape[d])) else matrix.astype(np.float32))
     return found
 
 
@@ -122,43 +117,6 @@ def _cubic(at: Array, a: float) -> Taps:
     inner = ((a + 2) * near - (a + 3)) * near**2 + 1
     outer = ((a * far - 5 * a) * far + 8 * a) * far - 4 * a
     return first.astype(int) - 1, np.stack([outer[0], *inner, outer[1]], 1)
-
-
-def with_interpolation_matrices(model: Model) -> Model:
-    """Return *model* with the matrices of its interpolations as weights, which their nodes name."""
-    weights: dict[str, Array] = {}
-    nodes = tuple(_with_constants(node, model, weights) for node in model.nodes)
-    if nodes == model.nodes:
-        return model
-    proto = copy_message(model.graph_proto)
-    proto.graph.initializer.extend(weight_proto(name, array) for name, array in weights.items())
-    values = {**model.values, **{name: ModelValue(name, a.shape, a.dtype) for name, a in weights.items()}}
-    return replace(
-        model,
-        graph_proto=proto,
-        nodes=nodes,
-        weights=MappingProxyType({**model.weights, **weights}),
-        values=MappingProxyType(values),
-        identifiers=make_identifiers(values),
-    )
-
-
-def _with_constants(node: ModelNode, model: Model, weights: dict[str, Array]) -> ModelNode:
-    """Return *node* with the names of its matrices, which are added to *weights*; unchanged if it has none."""
-    operator = next((o for o in RESIZE if o.name == node.op and not node.domain), None)
-    if operator is None or node.attributes.get("mode", b"nearest") == b"nearest":
-        return node
-    try:
-        found = _matrices(NodeCall(node, model, frozenset(operator.attributes.split())))
-    except (Refused, ArithmeticError, ValueError, IndexError):  # the expression is refused with this reason
-        return node
-    names = [""] * len(model.shape(node.outputs[0]))
-    for d, matrix in found.items():
-        name = next((n for n, known in weights.items() if np.array_equal(known, matrix)), f"{node.outputs[0]}_axis{d}")
-        while name in model.values:
-            name += "_"
-        names[d], weights[name] = name, matrix
-    return replace(node, constants=tuple(names))
 
 
 def _ratios(call: NodeCall, axes: tuple[int, ...]) -> dict[int, float]:
@@ -228,6 +186,7 @@ RESIZE: tuple[OnnxOperator, ...] = (
         _resize,
         attributes="antialias axes coordinate_transformation_mode cubic_coeff_a exclude_outside extrapolation_value"
         " keep_aspect_ratio_policy mode nearest_mode",
+        constants=_matrices,
     ),
-    OnnxOperator("Upsample", "layout", _resize, attributes="mode scales"),
+    OnnxOperator("Upsample", "layout", _resize, attributes="mode scales", constants=_matrices),
 )

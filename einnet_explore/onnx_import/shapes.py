@@ -116,11 +116,15 @@ first input."""
 
 
 def replace_misjudged_nodes(proto: onnx.ModelProto) -> None:
-    """Replace nodes of *proto* that ONNX's inference misjudges by identities, for shape inference and checks only."""
+    """Replace nodes of *proto* that ONNX's inference misjudges by others, for shape inference and checks only."""
     for node in proto.graph.node:
-        if node.op_type in _MISJUDGED and node.domain in ("", "ai.onnx"):
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        if node.op_type in _MISJUDGED:
             node.op_type = "Identity"
             del node.attribute[:], node.input[1:]
+        elif node.op_type == "STFT" and not any(a.name == "onesided" for a in node.attribute):
+            node.attribute.append(helper.make_attribute("onesided", 1))  # inference takes the default for 0
 
 
 def infer_static_shapes(file: str, proto: onnx.ModelProto, arrays: Arrays = NO_WEIGHTS) -> onnx.ModelProto:

@@ -354,8 +354,8 @@ class Baseline:
     def errors(self, got: Arrays) -> tuple[float, float]:
         """Return the largest absolute error of the outputs *got*, and the largest one relative to the largest output.
 
-        Outputs that do not agree are also compared with those of the unoptimised model: an optimisation of ONNX Runtime
-        may be wrong.
+        Outputs that do not agree are also compared with those of the unoptimised model with precise Fourier
+        transforms: an optimisation of ONNX Runtime may be wrong, and its transforms are inaccurate.
         """
         found = differences(self.want, got)
         if found[1] > self.max_error:

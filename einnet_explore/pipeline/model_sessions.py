@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from types import MappingProxyType
 from typing import TypeAlias
 
 import onnx
@@ -20,7 +21,7 @@ import onnxruntime
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import helper, numpy_helper
 
-from einnet_explore.onnx_import.model import Model, ModelNode, list_nodes
+from einnet_explore.onnx_import.model import Model, ModelNode, copy_message, list_nodes, replace_contents
 from einnet_explore.runtime.arrays import Array, Arrays
 from einnet_explore.runtime.onnx_fragment import (
     ONNXRUNTIME_ERRORS,
@@ -179,17 +180,19 @@ def subgraph_session(
     node_names: Iterable[str],
     threads: int = 1,
     adjust: Callable[[onnxruntime.SessionOptions], object] = lambda options: None,
+    rewrite: Callable[[onnx.ModelProto], onnx.ModelProto] = lambda proto: proto,
 ) -> onnxruntime.InferenceSession:
     """Open a session of the nodes called *node_names*, unchanged: the original of a subprogram.
 
     Its inputs and outputs are the values that cross the group's border; it holds its weights.  *adjust* may change the
-    options.  Raises Refused, with the nodes, if one is unknown, a border value has no known type, or ONNX Runtime
-    refuses.
+    options, and *rewrite* the nodes.  Raises Refused, with the nodes, if one is unknown, a border value has no known
+    type, or ONNX Runtime refuses.
     """
     whole = (model.graph_proto, model.weights) if isinstance(model, Model) else (model,)
     regions = ModelRegions(*whole)
     nodes = regions.named(node_names)
-    return open_session(regions.extract(nodes), threads, nodes=nodes, adjust=adjust, weights=regions.arrays)
+    proto = rewrite(regions.extract(nodes))
+    return open_session(proto, threads, nodes=nodes, adjust=adjust, weights=regions.arrays)
 
 
 def is_quantised(nodes: Iterable[ModelNode]) -> bool:
@@ -207,11 +210,44 @@ def without_optimisations(options: onnxruntime.SessionOptions) -> None:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
 
 
+_TRANSFORMED_INPUTS: Mapping[str, tuple[int, ...]] = MappingProxyType({"DFT": (0,), "STFT": (0, 2)})
+"""The real inputs of Fourier transforms."""
+
+
+def with_precise_transforms(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return *proto* with Fourier transforms in double precision.
+
+    ONNX Runtime's error for lengths that are no power of 2 is of the order of 1e-4 of the largest result.
+    """
+    if not any(node.op_type in _TRANSFORMED_INPUTS and not node.domain for node in proto.graph.node):
+        return proto
+    out = copy_message(proto)
+    nodes: list[onnx.NodeProto] = []
+    for node in out.graph.node:
+        reals = _TRANSFORMED_INPUTS.get(node.op_type, ()) if not node.domain else ()
+        source, result = (node.input[0], node.output[0]) if reals else ("", "")
+        for n in reals:
+            if n < len(node.input) and node.input[n]:
+                name = f"{result}/double{n}"
+                nodes.append(helper.make_node("Cast", [node.input[n]], [name], to=onnx.TensorProto.DOUBLE))
+                node.input[n] = name
+        nodes.append(node)
+        if reals:
+            node.output[0] = f"{result}/double"
+            nodes.append(helper.make_node("CastLike", [node.output[0], source], [result]))
+    replace_contents(out.graph.node, [copy_message(node) for node in nodes])
+    return out
+
+
 def original_session(
-    model: Model, threads: int, adjust: Callable[[onnxruntime.SessionOptions], object] = lambda options: None
+    model: Model,
+    threads: int,
+    adjust: Callable[[onnxruntime.SessionOptions], object] = lambda options: None,
+    rewrite: Callable[[onnx.ModelProto], onnx.ModelProto] = lambda proto: proto,
 ) -> onnxruntime.InferenceSession:
-    """Open the whole *model* as it was read; *adjust* may change the options.  Raises Refused."""
-    return open_session(model.original_proto, threads, adjust=adjust, whole=model.path, weights=model.original_weights)
+    """Open the whole *model* as it was read; *adjust* may change the options, *rewrite* the nodes.  Raises Refused."""
+    proto = rewrite(model.original_proto)
+    return open_session(proto, threads, adjust=adjust, whole=model.path, weights=model.original_weights)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -316,8 +352,11 @@ def run_definition(
     feeds: Mapping[str, Array],
     adjust: Callable[[onnxruntime.SessionOptions], object] = keep_definitions,
 ) -> dict[str, Array]:
-    """Return the outputs of *model* for *feeds*, with quantised nodes as they are defined, or as *adjust* says."""
-    session = original_session(model, 1, adjust)
+    """Return the outputs of *model* for *feeds*, with quantised nodes as they are defined, or as *adjust* says.
+
+    Fourier transforms are in double precision.
+    """
+    session = original_session(model, 1, adjust, with_precise_transforms)
     names = [value.name for value in model.outputs]
     return dict(zip(names, run_session(session, names, feeds), strict=True))
 

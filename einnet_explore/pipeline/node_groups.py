@@ -20,7 +20,8 @@ CHEAP_KINDS = ("elementwise", "activation", "layout")
 
 def work_kind(node: ModelNode) -> str:
     """Return the kind of work of an understood node; an interpolation is neither cheap nor worth a subprogram."""
-    return "interpolation" if any(node.constants) else OPERATORS_ONNX[node.op].kind
+    kind = OPERATORS_ONNX[node.op].kind
+    return "interpolation" if any(node.constants) and kind == "layout" else kind
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 ``report_errors`` evaluates the original and the derived program in double precision on the inputs of their trial, with
 a running error bound for single precision (for double precision where all tensors have it), and compares the outputs of
 ONNX Runtime and of the derived program's kernels with these values.  All errors are relative to the largest output.  Of
-a large program only a window of the outputs is evaluated.
+a large program only a window of the outputs is evaluated.  Elements that both define as no number have no error.
 """
 
 from __future__ import annotations
@@ -175,8 +175,12 @@ def measure_errors(
             return ErrorReport(
                 plain.level, plain.rules, why="one output element alone takes too long in double precision"
             )
-        largest = float(np.abs(want[name]).max(initial=0)) or 1.0
+        magnitudes = np.abs(want[name])
+        defined = ~np.isnan(magnitudes)
+        largest = float(magnitudes.max(initial=0, where=defined)) or 1.0
         at = tuple(slice(lo - first, hi - first) for (lo, hi), (first, _) in zip(window, pair[0].box, strict=True))
+        if not defined[at].any():
+            return ErrorReport(plain.level, plain.rules, why="its results are undefined on random inputs")
         unit = DOUBLE_ROUNDOFF if all(map(_is_double, pair)) else UNIT_ROUNDOFF
         found = running_error(slice_scope(pair[0], window), inputs, unit=unit)
         rounded = plain.level == "bf16"
@@ -243,10 +247,11 @@ def _count_rescalings(program: Program) -> int:
 
 
 def _rounding_error(near: BoundedValue, truth: Array, got: Array, largest: float) -> RoundingError:
+    defined = ~(np.isnan(got) & np.isnan(truth))
     with np.errstate(invalid="ignore"):  # infinities may be the same, as in what a mask leaves out
         apart = np.where(got == truth, 0, np.abs(got.astype(np.float64) - truth))
-    error = float(apart.max(initial=0)) / largest
-    bound = float(near.error.max(initial=0)) / largest
+    error = float(apart.max(initial=0, where=defined)) / largest
+    bound = float(near.error.max(initial=0, where=defined)) / largest
     return RoundingError(bound if isfinite(bound) else None, error)
 
 

@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 import onnx
 
 from einnet_explore.ir import Program
+from einnet_explore.onnx_import.contrib_operators import expand_contrib_operators
 from einnet_explore.onnx_import.input_domains import Domains
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model, Shape, with_domains
@@ -219,7 +220,7 @@ def read_model(model: ModelSource, shapes: Mapping[str, Shape]) -> Model:
         case Program():
             return load_model(program_model(list(islice(library_forms(model), 2))[-1], {}), shapes)
         case _:
-            return load_model(model, shapes)
+            return load_model(model, shapes, rewrite=expand_contrib_operators)
 
 
 def run_to_end(work: Optimisation[R_co]) -> R_co:

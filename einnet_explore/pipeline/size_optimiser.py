@@ -19,6 +19,7 @@ from time import perf_counter
 import numpy as np
 import onnx
 
+from einnet_explore.onnx_import.contrib_operators import expand_contrib_operators
 from einnet_explore.onnx_import.input_domains import Domains
 from einnet_explore.onnx_import.load import integers_of, load_model, read_proto
 from einnet_explore.onnx_import.model import Model, ModelError, with_domains
@@ -93,7 +94,8 @@ class SizeOptimiser:
     def _read(self, sizes: SizeTuple) -> Model:
         """Return the model at *sizes*; raises ModelError, which names them."""
         try:
-            return with_domains(load_model(self.model, self.ranges.shapes_at(sizes)), self.domains)
+            model = load_model(self.model, self.ranges.shapes_at(sizes), rewrite=expand_contrib_operators)
+            return with_domains(model, self.domains)
         except ModelError as why:
             raise ModelError(f"{why} (at {self.ranges.describe(sizes)})") from None
 

@@ -21,13 +21,14 @@ from einnet_explore.pipeline.model_sessions import (
     is_quantised,
     keep_definitions,
     subgraph_session,
+    with_precise_transforms,
     without_optimisations,
 )
 from einnet_explore.pipeline.numerics import ErrorReport, level_report
 from einnet_explore.pipeline.tuning_context import OriginalOpener, OriginalRun
 from einnet_explore.pipeline.tuning_task import MAX_EXACT_RATIO, Trial
 from einnet_explore.rules import Derivation
-from einnet_explore.runtime.arrays import Arrays
+from einnet_explore.runtime.arrays import Array, Arrays, aligned
 from einnet_explore.strategies.candidate import combined_verdict
 from einnet_explore.support.json_values import JsonObject
 from einnet_explore.syntax import text
@@ -101,12 +102,13 @@ def open_original(model: Model, subprogram: Subprogram, threads: int) -> tuple[O
     @lru_cache(1)
     def opener() -> OriginalRun:
         session = subgraph_session(model, subprogram.nodes, threads)
-        feeds = random_model_inputs(session, 0)
+        feeds = _defined_inputs(session)
         inputs = {t.name: feeds[names[t.name]] for t in program.inputs if not t.weight}
         run = runner(session, feeds)
 
         def run_unoptimised() -> Arrays:
-            return runner(subgraph_session(model, subprogram.nodes, threads, without_optimisations), feeds)()
+            adjusted = without_optimisations, with_precise_transforms
+            return runner(subgraph_session(model, subprogram.nodes, threads, *adjusted), feeds)()
 
         if not is_quantised(node for node in model.nodes if node.name in subprogram.nodes):
             return OriginalRun(run, inputs, run_unoptimised=run_unoptimised)
@@ -114,6 +116,25 @@ def open_original(model: Model, subprogram: Subprogram, threads: int) -> tuple[O
         return OriginalRun(run, inputs, runner(defined, feeds))
 
     return opener, {t.name: model.weights[names[t.name]] for t in program.inputs if t.weight}
+
+
+def _defined_inputs(session: onnxruntime.InferenceSession) -> dict[str, Array]:
+    """Return random inputs of a subprogram: the absolute values of reals if fewer of its results are undefined then.
+
+    Values that a model takes the root or the logarithm of, such as means of squares, are inputs of a subprogram where
+    another one computes them.
+    """
+    drawn = random_model_inputs(session, 0)
+    if undefined := _count_undefined(session, drawn):
+        positive = {n: aligned(np.abs(a), a.dtype) if a.dtype.kind == "f" else a for n, a in drawn.items()}
+        if _count_undefined(session, positive) < undefined:
+            return positive
+    return drawn
+
+
+def _count_undefined(session: onnxruntime.InferenceSession, feeds: Arrays) -> int:
+    results = session.run(None, feeds)
+    return sum(int(np.isnan(array).sum()) for array in results if array.dtype.kind == "f")
 
 
 def operator_digest(model: Model, nodes: Collection[str]) -> str:

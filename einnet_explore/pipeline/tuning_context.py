@@ -51,7 +51,8 @@ class OriginalRun:
     """The original of a subprogram: *run* returns its outputs by name, for the inputs *feeds*.
 
     *define* does so for quantised nodes as they are defined, which *run* approximates.  *run_unoptimised* computes the
-    nodes one by one: an optimisation of ONNX Runtime may be wrong.
+    nodes one by one, and Fourier transforms in double precision: an optimisation of ONNX Runtime may be wrong, and its
+    transforms are inaccurate.
     """
 
     run: Callable[[], Arrays]

@@ -52,6 +52,14 @@ class Slide:
         return self.traversal.extent - self.step
 
 
+@dataclass(frozen=True, slots=True)
+class BorderBox:
+    """Padding of a stage in its memory: the *place* of each element over *traversals*."""
+
+    traversals: tuple[Iterator, ...]
+    place: Index
+
+
 @dataclass(frozen=True)
 class BlockStage:
     """A stage: for all *traversals*, *memory* at *place* is the sum of *body* over *sums*.
@@ -70,7 +78,7 @@ class BlockStage:
     size: int
     value: float
     guards: Mapping[Iterator, Bound]
-    border: tuple[tuple[Iterator, ...], ...]
+    border: tuple[BorderBox, ...]
     epilogue: Scalar | None = None
     origin: Mapping[Iterator, Index] = field(default_factory=dict)
     """Where the traversals that move with the block begin."""
@@ -189,7 +197,8 @@ def block_stage(
     """Return *stage* of *chain* for one block, which needs *regions*."""
     scope, region = stage.scope, regions[stage.name]
     last = stage is chain.result
-    own, guards, border = _block_loops(chain, stage, region)
+    own, guards, boxes = _block_loops(chain, stage, region)
+    border = tuple(BorderBox(box, flat_index(tuple(map(as_index, box)), region.extent)) for box in boxes)
     at = [as_index(y) if y.extent > 1 else as_index(y.lo) for y in own]
     to = {x: origin + y for x, origin, y in zip(scope.traversals, region.origin, at, strict=True)}
     sums = tuple(y for y in scope.summations if y.extent > 1) or scope.summations
@@ -214,9 +223,7 @@ def block_stage(
         name, shape = stage.name, region.extent
         place = flat_index(tuple(at), shape)
     moving = {y: origin for y, origin in zip(own, region.origin, strict=True) if origin.terms}
-    return BlockStage(
-        name, tuple(own), sums, body, place, prod(shape), scope.value, guards, tuple(border), None, moving
-    )
+    return BlockStage(name, tuple(own), sums, body, place, prod(shape), scope.value, guards, border, None, moving)
 
 
 def _block_loops(

@@ -527,8 +527,7 @@ def _write_padding(writer: BlockWriter, stage: BlockStage) -> None:
     if stage.slide is not None:
         _move_kept(writer, stage, stage.slide)
     for box in stage.border:
-        place = stage.over(box, dict(zip(stage.traversals, box, strict=True))).place
-        writer.fill(stage.memory, box, place, stage.value)
+        writer.fill(stage.memory, box.traversals, box.place, stage.value)
     if stage.slide is not None:
         x = stage.slide.traversal
         with ExitStack() as inside:
