@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from time import process_time
 
@@ -92,6 +93,31 @@ def test_implementation_that_refuses_is_skipped(tmp_path: Path) -> None:
         choose([], store)
 
 
+@pytest.mark.parametrize("columns", [4, 1 << 20])
+def test_large_constants_are_out_of_the_caches(columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scope = (
+        parse(f"tensor A[4]\ntensor B[{columns}, 4] weight\nY[n:{columns}] = sum[k:4] A[k] * B[n, k]")
+        .equations[-1]
+        .scope
+    )
+    given = {t.name: np.ones(t.shape, np.float32) for t in tensors(scope)}
+    bound = BoundEquation(Equation("Y", scope), given, aligned_empty((columns,)), constants={"B": given["B"]})
+    displace = implementation_choice.constants_displacer(bound)
+    assert (displace is not None) == (columns > 4)
+    calls: list[str] = []
+    monkeypatch.setattr(implementation_choice, "constants_displacer", lambda _: lambda: calls.append("displace"))
+
+    @dataclass
+    class Noted(Fake):
+        def bind(self, arrays: Mapping[str, np.ndarray], out: np.ndarray) -> Callable[[], object]:
+            return lambda: calls.append(self.engine)
+
+    implementation_choice.fastest_implementation(bound, [Noted("one"), Noted("other")], TimeStore(tmp_path / "p"))
+    assert calls.count("displace") >= 2 * 6
+    after = {b for a, b in pairwise(calls) if a == "displace"}
+    assert after == {"one", "other"}
+
+
 def test_another_version_of_the_c_kernel_is_compared_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass
     class Zeros(Fake):
@@ -104,7 +130,7 @@ def test_another_version_of_the_c_kernel_is_compared_again(tmp_path: Path, monke
         {"tvm": 0.002, "best": 0.002, C_ENGINE: 0.0002},
     )
     monkeypatch.setattr(
-        implementation_choice, "time_implementations", lambda calls, _: {name: times[name] for name in calls}
+        implementation_choice, "time_implementations", lambda calls, *_: {name: times[name] for name in calls}
     )
 
     def choices() -> list[tuple[str, list[bool]]]:
@@ -134,7 +160,7 @@ def test_missing_c_kernel_is_remembered(tmp_path: Path, monkeypatch: pytest.Monk
         assert choose(ways, store) is ways[0]
         return bool(ways[1].bound)
 
-    monkeypatch.setattr(implementation_choice, "time_implementations", lambda calls, _: dict.fromkeys(calls, 0.002))
+    monkeypatch.setattr(implementation_choice, "time_implementations", lambda calls, *_: dict.fromkeys(calls, 0.002))
     store, other = TimeStore(tmp_path / "profiles.sqlite"), TimeStore(tmp_path / "other.sqlite")
     assert [asked(NoKernel, store) for _ in range(2)] == [True, False]
     assert store.lookup()(EQUATION) == 0.002

@@ -342,7 +342,7 @@ LARGE = Equation("Y", scope_of("tensor A[512, 512]\nY[i:512, j:512] = A[j, i] + 
 def held(ways: list[Fake], store: TimeStore, monkeypatch: pytest.MonkeyPatch, times: Mapping[str, float]) -> Fake:
     """The winner where calls take *times*."""
 
-    def compared(calls: Mapping[str, Callable[[], object]], _: int) -> dict[str, float]:
+    def compared(calls: Mapping[str, Callable[[], object]], *_: object) -> dict[str, float]:
         return {name: times[name] for name in calls}
 
     monkeypatch.setattr(implementation_choice, "time_implementations", compared)

@@ -82,7 +82,7 @@ def test_one_thread_is_taken_where_it_is_faster_and_remembered(tmp_path: Path, m
     calls: list[tuple[str, ...]] = []
     alone = {"seconds": 0.0}
 
-    def compared(given: Mapping[str, object], threads: int) -> dict[str, float]:
+    def compared(given: Mapping[str, object], *_: object) -> dict[str, float]:
         calls.append(tuple(given))
         return {"best": 1e-4, C_ENGINE: alone["seconds"]} if "best" in given else {C_ENGINE: 1e-4}
 

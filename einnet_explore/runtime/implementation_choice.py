@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import islice
 from math import inf, prod
 
@@ -32,6 +32,7 @@ from einnet_explore.analysis.equations import constant_tensors, is_typed, resolv
 from einnet_explore.analysis.flattening import row_major_strides, stays_inside, view_strides
 from einnet_explore.analysis.indices import fresh_name, substitute, substitute_index
 from einnet_explore.analysis.products import match_integer_product
+from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.codegen.wide_values import with_wide_values
 from einnet_explore.equivalence.sample_inputs import within_type
 from einnet_explore.ir import (
@@ -94,6 +95,9 @@ from einnet_explore.support.limits import available_cores
 SAMPLING_STAGES = ((3, 2.5), (3, 1.4), (15, 1.0))
 """Stages of measurement: the number of samples, and the ratio to the least time up to which an engine enters the next
 stage.  Without stages the slowest engines would take most of the time."""
+
+MIN_FAR_PART = 4
+"""Constants that take at least one in so many bytes of the second-level cache are displaced between two calls."""
 
 MAX_STAGE_SECONDS, MIN_SAMPLES = 0.5, 2
 """Seconds of a stage after which slow calls are sampled ``MIN_SAMPLES`` times only."""
@@ -208,7 +212,8 @@ class _Choice:
 
     def _measure(self, untimed: list[tuple[_Candidate, Call]]) -> None:
         self._fill_inputs()
-        times = _times({candidate.implementation.engine: call for candidate, call in untimed}, self.bound.threads)
+        calls = {candidate.implementation.engine: call for candidate, call in untimed}
+        times = _times(calls, self.bound.threads, self._displacer)
         for candidate, _ in untimed:
             self._record(replace(candidate, seconds=times[candidate.implementation.engine]))
 
@@ -274,7 +279,12 @@ class _Choice:
 
     def _time_ratio(self, best: Implementation, other: Implementation) -> float:
         self._fill_inputs()
-        return _time_ratio(self.bound.bind(best), self.bound.bind(other), self.bound.out, self.bound.threads)
+        calls = self.bound.bind(best), self.bound.bind(other)
+        return _time_ratio(*calls, self.bound.out, self.bound.threads, self._displacer)
+
+    @cached_property
+    def _displacer(self) -> Call | None:
+        return constants_displacer(self.bound)
 
     def _fill_inputs(self) -> None:
         """Fill arrays with numbers of an ordinary size: zeros are quicker, infinities slower."""
@@ -284,7 +294,19 @@ class _Choice:
                 array[...] = _random_array(given[name])
 
 
-def _time_ratio(best: Call, other: Call, out: Array, threads: int) -> float:
+def constants_displacer(bound: BoundEquation) -> Call | None:
+    """Return a call that displaces the constants of *bound* from all caches, as other equations do between two calls.
+
+    None if they are small: they may stay there.
+    """
+    machine = this_machine()
+    far = sum(a.nbytes for name, a in bound.operands.items() if name in bound.constants)
+    if far < machine.l2 // MIN_FAR_PART:
+        return None
+    return partial(np.max, np.ones(machine.l3 // np.float32().nbytes, np.float32))
+
+
+def _time_ratio(best: Call, other: Call, out: Array, threads: int, displace: Call | None = None) -> float:
     """The time of *other* over that of *best*, both writing *out*; infinity if their results differ."""
     best()
     want = out.copy()
@@ -301,20 +323,20 @@ def _time_ratio(best: Call, other: Call, out: Array, threads: int) -> float:
             stacklevel=2,
         )
         return float("inf")
-    times = _times({"best": best, C_ENGINE: other}, threads)
+    times = _times({"best": best, C_ENGINE: other}, threads, displace)
     return times[C_ENGINE] / times["best"]
 
 
-def _times(calls: Mapping[str, Call], threads: int) -> dict[str, float]:
-    """Seconds of each call, without the overhead of calls from Python."""
+def _times(calls: Mapping[str, Call], threads: int, displace: Call | None) -> dict[str, float]:
+    """Seconds of each call, after *displace*, without the overhead of calls from Python."""
     # With threads everything is measured in a session.
     return {
         engine: max(seconds - (session_overhead() if engine == "onnxruntime" or threads > 1 else 0), seconds / 8)
-        for engine, seconds in time_implementations(calls, threads).items()
+        for engine, seconds in time_implementations(calls, threads, displace).items()
     }
 
 
-def time_implementations(calls: Mapping[str, Call], threads: int) -> dict[str, float]:
+def time_implementations(calls: Mapping[str, Call], threads: int, displace: Call | None = None) -> dict[str, float]:
     """Seconds of each call on *threads* threads: the least of many short samples, taken in turn.
 
     Other work on the machine only adds time, and a choice is stored: only undisturbed samples count.  A call that is
@@ -325,8 +347,9 @@ def time_implementations(calls: Mapping[str, Call], threads: int) -> dict[str, f
     for samples, within in SAMPLING_STAGES:
         most = max(MIN_SAMPLES, int(MAX_STAGE_SECONDS / sum(least[engine] for engine in near))) if least else samples
         rounds = min(samples, most)
+        seconds = 0.0 if displace else rounds * measurement.SAMPLE_SECONDS  # a displaced call is a sample
         times = measurement.time_calls(
-            near, rounds, rounds * measurement.SAMPLE_SECONDS, measurement.settle_seconds(threads), least
+            near, rounds, seconds, measurement.settle_seconds(threads), least, displace=displace
         )
         least |= {engine: min(*timing.samples, least.get(engine, inf)) for engine, timing in times.items()}
         near = {engine: call for engine, call in near.items() if least[engine] <= within * min(least.values())}
@@ -597,7 +620,8 @@ def _pair_times(
         for call in calls:
             call()
 
-    times = time_implementations({fused: both.bind(made), UNFUSED_PAIR: run_unfused}, threads)
+    engines = {fused: both.bind(made), UNFUSED_PAIR: run_unfused}
+    times = time_implementations(engines, threads, constants_displacer(first))
     if threads > 1:  # two sessions where a plan has one
         times[UNFUSED_PAIR] = max(times[UNFUSED_PAIR] - session_overhead(), times[UNFUSED_PAIR] / 8)
     return times
