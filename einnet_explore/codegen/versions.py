@@ -65,7 +65,7 @@ SCHEDULE_VERSION = 40
 TILED_KERNEL_VERSION = 11
 """Tiled contractions."""
 
-INTEGER_PRODUCT_VERSION = 9
+INTEGER_PRODUCT_VERSION = 10
 """Products of bytes and of bfloat16, with epilogues."""
 
 TILE_CHOICE_VERSION = 4
