@@ -347,23 +347,32 @@ One instruction rounds and converts vectors; numbers below all integers become t
 not negative are ordered like their bits, whose minimum takes one instruction where that of numbers takes two.
 """
 
-ROUNDED_SUM_SOURCE = f"""int rounded_sum(float high, float s, float low, float rest, int least, int most, int first) {{
-    const union {{ float f; int i; }} x = {{fmaf(high, s, fmaf(low, s, rest))}};
+_ROUNDED_SUM = f"""
+#if defined(__FMA__) || defined(__aarch64__)
+    const float inner = fmaf(low, s, rest);
+    const union {{ float f; int i; }} x = {{fmaf(high, s, inner)}};
+#else
+    const float inner = (float)((double)low * s + rest);
+    const union {{ float f; int i; }} x = {{(float)((double)high * s + inner)}};
+#endif
     const int end = {LEVEL_BITS} + (most - first) * {LEVEL_STEP}, start = {LEVEL_BITS} + (least - first) * {LEVEL_STEP};
-    const int below = x.i < end ? x.i : end, level = below > start ? below : start;
+    const int below = x.i < end ? x.i : end, level = below > start ? below : start;"""
+
+ROUNDED_SUM_SOURCE = f"""int rounded_sum(float high, float s, float low, float rest, int least, int most, int first) {{
+{_ROUNDED_SUM.strip()}
     return (level >> {LEVEL_STEP.bit_length() - 1}) - {LEVEL_BITS // LEVEL_STEP} + first;
 }}"""
-"""The C dialect's ``rounded_sum`` as an integer: levels are steps of the bits of a number from 256 to 512."""
+"""The C dialect's ``rounded_sum`` as an integer: levels are steps of the bits of a number from 256 to 512.
+
+Without fused multiply-adds it is computed as it is verified (``RoundedSum.agrees``).
+"""
 
 ROUNDED_SUM_NUMBER_SOURCE = f"""float rounded_sum_float32(
-    float high, float s, float low, float rest, float least, float most, float first)
+    float high, float s, float low, float rest, int least, int most, int first)
 {{
-    const union {{ float f; int i; }} x = {{fmaf(high, s, fmaf(low, s, rest))}};
-    const int end = {LEVEL_BITS} + (int)(most - first) * {LEVEL_STEP};
-    const int start = {LEVEL_BITS} + (int)(least - first) * {LEVEL_STEP};
-    const int below = x.i < end ? x.i : end, level = below > start ? below : start;
+{_ROUNDED_SUM.strip()}
     const union {{ int i; float f; }} whole = {{level & -{LEVEL_STEP}}};
-    return whole.f - ({LEVEL_START}.0f - first);
+    return whole.f - (float)({LEVEL_START} - first);
 }}"""
 """The same as a number: without the bits of fractions, so that nothing is converted."""
 
