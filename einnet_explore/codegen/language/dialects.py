@@ -616,9 +616,9 @@ class ExpressionPrinter:
             case Binary("/", left, Literal(value, kind)) if (
                 self.dialect is C and kind in (F32, F64) and (parts := _reciprocal(value, kind))
             ):
-                given = (left, Literal(value, kind), *(Literal(part, kind) for part in parts))
+                operands = (left, Literal(value, kind), *(Literal(part, kind) for part in parts))
                 name = self._helper(*_with_type(QUOTIENT_SOURCE, "quotient", kind))
-                return f"{name}({', '.join(map(self.expr, given))})", _ATOM_PRECEDENCE
+                return f"{name}({', '.join(map(self.expr, operands))})", _ATOM_PRECEDENCE
             case Binary(op, left, right):
                 binds = _PRECEDENCE[op]
                 # Mixed logic and bits are parenthesised for compilers that warn, and for readers.
@@ -633,12 +633,9 @@ class ExpressionPrinter:
                 ends = ", ".join(f"{n:.0f}" for n in whole[1:])
                 return f"({self.dialect.spell(kind)}){name}({self.expr(whole[0])}, {ends})", UNARY_PRECEDENCE
             case Cast(kind, Call("rounded_sum", args)) if self.dialect is C and kind.integer:
+                given = [*map(self.expr, args[:4]), *(f"{n.value:.0f}" for n in args[4:] if isinstance(n, Literal))]
                 name = self._helper("rounded_sum", ROUNDED_SUM_SOURCE)
-                ends = (f"{n.value:.0f}" for n in args[4:] if isinstance(n, Literal))
-                return (
-                    f"({self.dialect.spell(kind)}){name}({', '.join((*map(self.expr, args[:4]), *ends))})",
-                    UNARY_PRECEDENCE,
-                )
+                return f"({self.dialect.spell(kind)}){name}({', '.join(given)})", UNARY_PRECEDENCE
             case Cast(kind, Cast(_, Call("rounded_sum") as number)) if self.dialect is C and kind == F32:
                 return self.expr(number), _ATOM_PRECEDENCE
             case Cast(kind, arg):
