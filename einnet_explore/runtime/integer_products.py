@@ -230,7 +230,10 @@ class PackedProduct:
         return tuple(dict.fromkeys((self.rows.tensor, self.columns.tensor, *self.epilogue.inputs)))
 
     def arguments(self, constants: Arrays) -> Sequence[tuple[str, Array | None]]:
-        """Return the arguments before the result: tensors (None), and arrays that are made of them or say places."""
+        """Return the arguments before the result: tensors (None), and arrays that are made of them or say places.
+
+        The constants of the epilogue in ``float32`` are last, under the name of the columns.
+        """
         made: list[tuple[str, Array | None]] = []
         for operand in (self.rows, self.columns):
             name = operand.tensor

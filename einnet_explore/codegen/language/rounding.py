@@ -182,16 +182,22 @@ LEVEL_STEP = 1 << 15
 LEVEL_BITS = int(np.float32(LEVEL_START).view(np.int32))
 """The bits of ``LEVEL_START``."""
 
-TIE_MARGIN, RELATIVE_TIE_MARGIN = 1e-10, 2.0**-22
+TIE_MARGIN, RELATIVE_TIE_MARGIN = 1e-11, 2.0**-23
 """A function whose numbers are next to a tie is not computed in ``float32``: the margin, and more as part of `a`.
 
-They are larger than errors of ``float64``, however the function is evaluated, for numbers up to ``MAX_MAGNITUDE``, and
-than a unit in the last place of the inner sum, which is emulated in ``float64``, so it is rounded twice.
+They are larger than errors of ``float64``, however the function is evaluated, for numbers up to ``MAX_MAGNITUDE`` and
+ten operations, and than those of `r` and of the inner sum: half a unit in the last place of `a` / 2 each, and 2e-12.
+So it does not matter that fused operations are emulated in ``float64``, where results are rounded twice.
 """
 
-MAX_MAGNITUDE, MAX_CANCELLATION = 1 << 12, 4
+MAX_MAGNITUDE, MAX_CANCELLATION = 1 << 11, 4
+"""The largest number on the way to `b`, and the most that the parts of `a` are larger than it, all together."""
+
 MAX_OFFSET = 1 << 24
 """The largest integer that is added to a sum: all smaller ones are numbers of ``float32``."""
+
+MAX_TOGETHER = 128
+"""Elements that are verified at a time, so that memory does not grow with their number."""
 
 INTEGERS = np.iinfo(np.int32)
 
@@ -225,6 +231,14 @@ class RoundedSum:
 
     def constants(self, values: Mapping[Load, Array]) -> npt.NDArray[np.float32]:
         """Return k, h, c and r for each element of *values*, as [4, element]: 0 where the integers are not the same."""
+        size = max((len(a) for a in values.values()), default=1)
+        parts = [
+            self._verified({load: a[start : start + MAX_TOGETHER] for load, a in values.items()})
+            for start in range(0, size, MAX_TOGETHER)
+        ]
+        return np.concatenate(parts, axis=1)
+
+    def _verified(self, values: Mapping[Load, Array]) -> npt.NDArray[np.float32]:
         given: dict[Expr, Array] = {load: np.asarray(a, np.float64).reshape(-1, 1) for load, a in values.items()}
 
         def number(sums: Array, is_magnitude: bool = False) -> Array:
@@ -237,7 +251,7 @@ class RoundedSum:
             is_moderate = (least < MAX_MAGNITUDE) & (most - least <= MAX_CANCELLATION * abs(end - start))
             made = self._single_constants(factor, start)
             is_same = self.agrees(number, factor, start, made) & is_moderate[:, 0]
-        return np.ascontiguousarray(np.where(is_same, made, np.float32(0)))
+        return np.where(is_same, made, np.float32(0))
 
     def _single_constants(self, factor: Array, start: Array) -> npt.NDArray[np.float32]:
         origin = start[:, 0] + (self.shift - self.first + LEVEL_START + 0.5 - 0.5 / LEVEL_STEP)
