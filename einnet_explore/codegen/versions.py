@@ -65,7 +65,7 @@ SCHEDULE_VERSION = 41
 TILED_KERNEL_VERSION = 12
 """Tiled contractions."""
 
-INTEGER_PRODUCT_VERSION = 9
+INTEGER_PRODUCT_VERSION = 10
 """Products of bytes and of bfloat16, with epilogues."""
 
 TILE_CHOICE_VERSION = 5

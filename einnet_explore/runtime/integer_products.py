@@ -230,7 +230,10 @@ class PackedProduct:
         return tuple(dict.fromkeys((self.rows.tensor, self.columns.tensor, *self.epilogue.inputs)))
 
     def arguments(self, constants: Arrays) -> Sequence[tuple[str, Array | None]]:
-        """Return the arguments before the result: tensors (None), and arrays that are made of them or say places."""
+        """Return the arguments before the result: tensors (None), and arrays that are made of them or say places.
+
+        The constants of the epilogue in ``float32`` are last, under the name of the columns.
+        """
         made: list[tuple[str, Array | None]] = []
         for operand in (self.rows, self.columns):
             name = operand.tensor
@@ -238,7 +241,10 @@ class PackedProduct:
                 made += [(name, array) for array in self._pack(operand, constants[name])[: 1 + self.is_integer]]
             else:
                 made += [(name, None), (name, operand.outer), (name, operand.steps[: self._table_size(operand)])]
-        return [*made, *((name, None) for name in self.epilogue.inputs)]
+        made += [(name, None) for name in self.epilogue.inputs]
+        if self.epilogue.single_constants:
+            made.append((self.columns.tensor, self.epilogue.constants(constants, self.width)))
+        return made
 
     def _table_size(self, operand: ProductOperand) -> int:
         """The number of steps whose places the kernel reads: one for four where rows have them together."""
@@ -293,7 +299,8 @@ class PackedProduct:
                 given += [(total * self.length,), (total,)][: 1 + self.is_integer]
             else:
                 given += [operand.shape, operand.outer.shape, (self._table_size(operand),)]
-        return (*given, *self.epilogue.shapes, self.scope.shape)
+        own = self.epilogue.single_constants
+        return (*given, *self.epilogue.shapes, *([own] if own else []), self.scope.shape)
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -304,7 +311,8 @@ class PackedProduct:
                 given += ["uint8", "int32"] if self.is_integer else ["uint16"]
             else:
                 given += [operand.stored, "int32", "int32"]
-        return (*given, *self.epilogue.dtypes, element_type(self.scope))
+        own = [FLOAT32] if self.epilogue.single_constants else []
+        return (*given, *self.epilogue.dtypes, *own, element_type(self.scope))
 
     @property
     def _flips(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -383,7 +391,7 @@ class PackedProduct:
             "SHARED": int(self.shared),
             "PAD": int(is_padded),
             "PADDED_SIZE": prod(shape) if is_padded else 0,
-            "MORE": len(self.epilogue.inputs),
+            "MORE": len(self.epilogue.inputs) + bool(self.epilogue.single_constants),
             "ALIGNED": len(self._aligned),
             "COPY_SIZE": len(rows.starts) * len(rows.outer) * self.length if self.mode == RowMode.GATHERED else 0,
             "FILLED": 0,
@@ -751,7 +759,8 @@ def _oriented(
         return None
     at = (sum(n * places[x] for n, x in zip(point, batch, strict=True)) for point in points(batch))
     kind = "int32" if a.group == 4 else FLOAT32
-    finish = ProductEpilogue(replace(core, summations=()), epilogue, batch, rows, columns, views, kind)
+    fixed = frozenset(constants)
+    finish = ProductEpilogue(replace(core, summations=()), epilogue, batch, rows, columns, views, kind, fixed)
     finish.check()
     made = PackedProduct(
         scope,

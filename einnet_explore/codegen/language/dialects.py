@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from einnet_explore.codegen.language.rounding import nearest_integer
+from einnet_explore.codegen.language.rounding import LEVEL_BITS, LEVEL_START, LEVEL_STEP, nearest_integer
 from einnet_explore.codegen.language.statements import (
     WORD_TYPES,
     Copy,
@@ -347,6 +347,35 @@ One instruction rounds and converts vectors; numbers below all integers become t
 not negative are ordered like their bits, whose minimum takes one instruction where that of numbers takes two.
 """
 
+_ROUNDED_SUM = f"""
+#if defined(__FMA__) || defined(__aarch64__)
+    const float inner = fmaf(low, s, rest);
+    const union {{ float f; int i; }} x = {{fmaf(high, s, inner)}};
+#else
+    const float inner = (float)((double)low * s + rest);
+    const union {{ float f; int i; }} x = {{(float)((double)high * s + inner)}};
+#endif
+    const int end = {LEVEL_BITS} + (most - first) * {LEVEL_STEP}, start = {LEVEL_BITS} + (least - first) * {LEVEL_STEP};
+    const int below = x.i < end ? x.i : end, level = below > start ? below : start;"""
+
+ROUNDED_SUM_SOURCE = f"""int rounded_sum(float high, float s, float low, float rest, int least, int most, int first) {{
+{_ROUNDED_SUM.strip()}
+    return (level >> {LEVEL_STEP.bit_length() - 1}) - {LEVEL_BITS // LEVEL_STEP} + first;
+}}"""
+"""The C dialect's ``rounded_sum`` as an integer: levels are steps of the bits of a number from 256 to 512.
+
+Without fused multiply-adds it is computed as it is verified (``RoundedSum.agrees``).
+"""
+
+ROUNDED_SUM_NUMBER_SOURCE = f"""float rounded_sum_float32(
+    float high, float s, float low, float rest, int least, int most, int first)
+{{
+{_ROUNDED_SUM.strip()}
+    const union {{ int i; float f; }} whole = {{level & -{LEVEL_STEP}}};
+    return whole.f - (float)({LEVEL_START} - first);
+}}"""
+"""The same as a number: without the bits of fractions, so that nothing is converted."""
+
 
 def _with_type(source: str, name: str, kind: Type) -> tuple[str, str]:
     """Return the function *name*, and its *source*, for numbers of *kind*."""
@@ -361,7 +390,7 @@ def _with_type(source: str, name: str, kind: Type) -> tuple[str, str]:
     return name, source
 
 
-C_SOURCES = {"erf": ERF_SOURCE, "exp": EXP_SOURCE, "tanh": TANH_SOURCE}
+C_SOURCES = {"erf": ERF_SOURCE, "exp": EXP_SOURCE, "tanh": TANH_SOURCE, "rounded_sum": ROUNDED_SUM_NUMBER_SOURCE}
 """Functions of float32 that the C dialect defines."""
 
 
@@ -521,7 +550,7 @@ _WORDS = """
     unsigned upsample ushort using virtual void volatile warpSize wchar_t while write_only xor xor_eq y0 y1 yn
 """
 
-RESERVED_NAMES = frozenset(_WORDS.split()).union(HELPER_SOURCES, _DOUBLE.values())
+RESERVED_NAMES = frozenset(_WORDS.split()).union(HELPER_SOURCES, C_SOURCES, _DOUBLE.values())
 """Words with a meaning in one of the dialects; no name of a kernel is spelt like one."""
 
 RESERVED_PATTERN = re.compile(
@@ -596,9 +625,9 @@ class ExpressionPrinter:
             case Binary("/", left, Literal(value, kind)) if (
                 self.dialect is C and kind in (F32, F64) and (parts := _reciprocal(value, kind))
             ):
-                given = (left, Literal(value, kind), *(Literal(part, kind) for part in parts))
+                operands = (left, Literal(value, kind), *(Literal(part, kind) for part in parts))
                 name = self._helper(*_with_type(QUOTIENT_SOURCE, "quotient", kind))
-                return f"{name}({', '.join(map(self.expr, given))})", _ATOM_PRECEDENCE
+                return f"{name}({', '.join(map(self.expr, operands))})", _ATOM_PRECEDENCE
             case Binary(op, left, right):
                 binds = _PRECEDENCE[op]
                 # Mixed logic and bits are parenthesised for compilers that warn, and for readers.
@@ -612,6 +641,12 @@ class ExpressionPrinter:
                 name = self._helper(*_with_type(NEAREST_INTEGER_SOURCE, "nearest_integer", whole[0].type))
                 ends = ", ".join(f"{n:.0f}" for n in whole[1:])
                 return f"({self.dialect.spell(kind)}){name}({self.expr(whole[0])}, {ends})", UNARY_PRECEDENCE
+            case Cast(kind, Call("rounded_sum", args)) if self.dialect is C and kind.integer:
+                given = [*map(self.expr, args[:4]), *(f"{n.value:.0f}" for n in args[4:] if isinstance(n, Literal))]
+                name = self._helper("rounded_sum", ROUNDED_SUM_SOURCE)
+                return f"({self.dialect.spell(kind)}){name}({', '.join(given)})", UNARY_PRECEDENCE
+            case Cast(kind, Cast(_, Call("rounded_sum") as number)) if self.dialect is C and kind == F32:
+                return self.expr(number), _ATOM_PRECEDENCE
             case Cast(kind, arg):
                 if kind == BOOL:
                     return f"{self.expr(arg, 7)} != 0", _PRECEDENCE["!="]
