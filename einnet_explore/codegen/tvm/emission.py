@@ -390,6 +390,16 @@ class VectorTile:
         whole = tuple((v * self.lanes, self.lanes) for v in range(self.vectors))
         return (*whole, *(((self.width - self.rest, self.rest),) if self.rest else ()))
 
+    @property
+    def pairs(self) -> int:
+        """The pairs of rows that have the narrower vectors of both rows in one, if these are its halves."""
+        return self.rows // 2 if 2 * self.rest == self.lanes else 0
+
+    @property
+    def sums(self) -> int:
+        """The vectors of sums."""
+        return self.rows * len(self.columns) - self.pairs
+
 
 def vector_tile(columns: int, lanes: int) -> VectorTile:
     """Return the tile for *columns* columns: up to four vectors, and rows for the other registers."""
@@ -428,19 +438,43 @@ def multiply_tile(
     vectors *begin* (row, column).
     """
     sums = [T.alloc_buffer((tile.width,), "float32") for _ in range(tile.rows)]
+    pairs = [T.alloc_buffer((tile.lanes,), "float32") for _ in range(tile.pairs)]
+    whole = tile.vectors * tile.lanes
+
+    def columns_of(row: int) -> Iterable[tuple[int, int]]:
+        return tile.columns if row >= 2 * tile.pairs else tile.columns[:-1]
+
+    def both(one: TvmObject, other: TvmObject) -> TvmObject:
+        ends = (*range(tile.rest), *range(tile.lanes + tile.rest, 2 * tile.lanes))
+        return tirx.Shuffle([one, other], [tirx.const(n, "int32") for n in ends])
+
     for row, total in enumerate(sums):
-        for start, lanes in tile.columns:
+        for start, lanes in columns_of(row):
             zero = tirx.Broadcast(tirx.const(0.0, "float32"), lanes)
             store_vector(total, zero if begin is None else begin(row, start), start, lanes)
+    for n, total in enumerate(pairs):
+        zero = tirx.Broadcast(tirx.const(0.0, "float32"), tile.lanes)
+        store_vector(total, zero if begin is None else both(*(begin(2 * n + i, whole) for i in (0, 1))), 0, tile.lanes)
 
     def step(k: TvmObject) -> None:
+        twice = None
+        if pairs:
+            half = right(k, whole)
+            twice = T.bind(tirx.Shuffle([half, half], [tirx.const(n, "int32") for n in range(tile.lanes)]))
         for row, total in enumerate(sums):
             factor = left(row, k)
-            for start, lanes in tile.columns:
+            for start, lanes in columns_of(row):
                 added = load_vector(total, start, lanes) + tirx.Broadcast(factor, lanes) * right(k, start)
                 store_vector(total, added, start, lanes)
+            if row % 2 and row < 2 * tile.pairs:
+                of_rows = both(*(tirx.Broadcast(left(n, k), tile.lanes) for n in (row - 1, row)))
+                pair = pairs[row // 2]
+                store_vector(pair, load_vector(pair, 0, tile.lanes) + of_rows * twice, 0, tile.lanes)
 
     loop(step)
+    for n, total in enumerate(pairs):
+        for i in (0, 1):
+            store_vector(sums[2 * n + i], load_vector(total, i * tile.rest, tile.rest), whole, tile.rest)
     return sums
 
 
