@@ -392,13 +392,22 @@ def match_transpose(stage: BlockStage, lanes: int) -> TileTranspose | None:
     return None if side is None else TileTranspose(turned, x, side)
 
 
-def choose_vector_tile(rows: int, vectors: int, depth: int, machine: Machine, rest: int = 0) -> VectorTile:
+MIN_PAIRED_ITERATIONS = 8
+"""Iterations of the innermost sum from which on narrower vectors are paired.
+
+LLVM unrolls shorter loops; then more pairs are live than there are registers.
+"""
+
+
+def choose_vector_tile(
+    rows: int, vectors: int, depth: int, machine: Machine, rest: int = 0, paired: bool = False
+) -> VectorTile:
     """Return the tile of fewest cycles for so many rows and vectors (and *rest* columns), summed over *depth*.
 
     Ties prefer a tile that divides the rows, has more sums, and loads less.
     """
     fitting = (
-        VectorTile(r, v, machine.lanes, rest)
+        VectorTile(r, v, machine.lanes, rest, paired)
         for v in ((vectors,) if rest else range(1, 5))
         if vectors % v == 0
         for r in range(1, min(rows, machine.registers) + 1)
@@ -420,7 +429,8 @@ def choose_vector_tile(rows: int, vectors: int, depth: int, machine: Machine, re
 def product_tile(stage: BlockStage, product: StageProduct, machine: Machine) -> VectorTile:
     """Return the tile in which *product*, which *stage* is, is computed."""
     whole, rest = divmod(stage.last.extent, machine.lanes)
-    return choose_vector_tile(product.count, whole, sum_length(stage), machine, rest)
+    paired = 2 * rest == machine.lanes and stage.sums[-1].extent >= MIN_PAIRED_ITERATIONS
+    return choose_vector_tile(product.count, whole, sum_length(stage), machine, rest, paired)
 
 
 def product_cycles(tile: VectorTile, rows: int, vectors: int, depth: int, machine: Machine) -> float:

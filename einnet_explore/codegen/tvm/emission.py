@@ -372,12 +372,16 @@ SUM_REGISTERS = 16
 
 @dataclass(frozen=True, slots=True)
 class VectorTile:
-    """*rows* rows of *vectors* vectors of *lanes* elements, and of a narrower one of *rest* elements."""
+    """*rows* rows of *vectors* vectors of *lanes* elements, and of a narrower one of *rest* elements.
+
+    If the tile is *paired*, the narrower vectors of two rows, half a vector each, are summed as one.
+    """
 
     rows: int
     vectors: int
     lanes: int
     rest: int = 0
+    paired: bool = False
 
     @property
     def width(self) -> int:
@@ -392,8 +396,8 @@ class VectorTile:
 
     @property
     def pairs(self) -> int:
-        """The pairs of rows that have the narrower vectors of both rows in one, if these are its halves."""
-        return self.rows // 2 if 2 * self.rest == self.lanes else 0
+        """The number of pairs of rows."""
+        return self.rows // 2 if self.paired else 0
 
     @property
     def sums(self) -> int:
