@@ -700,7 +700,7 @@ SINGLE_ELEMENT_CYCLES = 3
 """Cycles of an element that is computed without vectors."""
 
 
-def _element_cycles(stage: BlockStage, machine: Machine) -> float:
+def element_cycles(stage: BlockStage, machine: Machine) -> float:
     """Return the cycles of an element of a *stage* that is no product."""
     if is_vector_sum(stage, machine.lanes):
         return max(2, sum_length(stage)) / machine.lanes
@@ -716,7 +716,7 @@ def _stage_cycles(stage: BlockStage, rounds: int, machine: Machine) -> float:
     found = match_product(stage, machine.lanes)
     points = _points(stage)
     if found is None:
-        return rounds * points * _element_cycles(stage, machine)
+        return rounds * points * element_cycles(stage, machine)
     vectors, depth = stage.last.extent // machine.lanes, sum_length(stage)
     tile = product_tile(stage, found, machine)
     again = depth * points // (found.count * stage.last.extent)

@@ -329,7 +329,7 @@ def write_vector_sums(writer: BlockWriter, stage: BlockStage) -> None:
     count = next((n for n in NEIGHBOURS if across.extent % n == 0), min(NEIGHBOURS[0], across.extent))
     whole, rest = divmod(across.extent, count)
     groups = [group for group in ((0, whole, count), (whole * count, min(rest, 1), rest)) if group[1]]
-    is_chunk_outermost = _operand_bytes(stage, outer) > writer.machine.l1
+    is_chunk_outermost = operand_bytes(stage, outer) > writer.machine.l1
     for first, chunks, width in _vector_chunks(stage.last, writer.machine.lanes):
         chunk = Iterator("@chunk", 0, chunks)
         start = as_index(chunk) * width + (stage.last.lo + first)
@@ -344,7 +344,7 @@ def write_vector_sums(writer: BlockWriter, stage: BlockStage) -> None:
                     _write_neighbours(writer, stage, [{across: at, stage.last: start} for at in places], here, width)
 
 
-def _operand_bytes(stage: BlockStage, outer: tuple[Iterator, ...]) -> int:
+def operand_bytes(stage: BlockStage, outer: tuple[Iterator, ...]) -> int:
     """Return the bytes between the first and the last element that a sum reads in one iteration of *outer*, at most."""
     fixed = {x: as_index(x.lo) for x in outer}
     spans = (a.index[0].substitute(lambda x: fixed.get(x, x)).bounds for a in accesses(stage.body))
