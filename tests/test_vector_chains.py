@@ -309,6 +309,20 @@ def test_rows_of_an_input_are_transposed_once_and_prefetched() -> None:
     np.testing.assert_array_equal(run(scope, cuts, used).reshape(want.shape), want)
 
 
+@pytest.mark.parametrize(("text", "prefetched"), [("A[k, m]", True), ("A[m, k]", False)])
+def test_inputs_whose_terms_are_far_apart_are_prefetched(text: str, prefetched: bool) -> None:
+    program = ee.parse(
+        f"tensor A[16, 16]\ntensor B[16, 32]\nY[m:16, n:32] = relu({{[m:16, n:32] sum[k:16] {text} * B[k, n]}}[m, n])"
+    )
+    scope = program.equations[0].scope
+    sizes = {t.name: prod(t.shape) for t in tensors(scope)}
+    made = chain_function((ChainPart(find_chain(scope)),), sizes, 1, HERE).script()
+    assert ("prefetch" in made) == prefetched
+    arrays = integers(program)
+    want = evaluate(program, arrays)["Y"]
+    np.testing.assert_array_equal(run(scope, (), arrays).reshape(want.shape), want)
+
+
 def test_inputs_are_copied_in_another_order_for_one_reader() -> None:
     start = ee.parse("tensor A[2, 3]\ntensor B[2, 3]\nX[i:2, j:3] = A[i, j] + B[i, j]\nY[i:2, j:3] = A[i, j] * X[i, j]")
     after = STORAGE_LAYOUT.match(start, (1,), tensor="A", order=[1, 0]).apply(start).after

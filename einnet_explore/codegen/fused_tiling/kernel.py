@@ -31,6 +31,7 @@ from einnet_explore.codegen.fused_tiling.block_sizes import (
     Slide,
     StageProduct,
     TileTranspose,
+    address_steps,
     block_stages,
     collapse_loops,
     exceeds_cache,
@@ -81,6 +82,13 @@ from einnet_explore.ir import (
 from einnet_explore.support.lazy_modules import LazyModule
 
 tirx, T = LazyModule("tvm.tirx"), LazyModule("tvm.tirx.script.builder.ir")
+
+
+PREFETCHED_ELEMENTS = 64
+"""Elements by which rows of an input that are read together are prefetched: four lines.
+
+Processors recognise a few of such streams, not one for each channel.
+"""
 
 
 @dataclass(frozen=True)
@@ -210,10 +218,6 @@ def write_transposed(writer: BlockWriter, stage: BlockStage, turn: TileTranspose
                 T.buffer_store(writer.memory[stage.memory], value, [at + lane])
 
 
-PREFETCHED_ELEMENTS = 64
-"""Elements by which rows of an input are prefetched: four lines, as processors do not follow so many rows."""
-
-
 def _transposed_tile(
     writer: BlockWriter, read: Access, turn: TileTranspose, last: Iterator, env: dict[Iterator, TvmObject]
 ) -> list[TvmObject]:
@@ -232,7 +236,7 @@ def write_product(writer: BlockWriter, stage: BlockStage, product: StageProduct)
     """Write all tiles, with columns outside rows: the data of columns stay in the first-level cache.
 
     Columns from beyond the caches are prefetched one tile of columns ahead, spread over the tiles of rows, so that
-    memory is busy all the time.
+    memory is busy all the time.  So are rows of an input if the terms of a sum are far apart in it.
     """
     lanes = writer.machine.lanes
     tile = product_tile(stage, product, writer.machine)
@@ -273,6 +277,7 @@ class _ProductTiles:
         begin = Iterator("@first", 0, self.product.count)
         here, sums = {**self.env, begin: first}, dict[Iterator, TvmObject]()
         a, b = (writer.memory[tensor_name(access.source)] for access in (left, right))
+        is_left_strided = not is_stage_result(left) and address_steps(left.index[0], self.stage.sums[-1]) != {1}
 
         def at(index: Index, row: int, x: int, env: dict[Iterator, TvmObject]) -> TvmObject:
             return writer.at(index.substitute(lambda y: place(row, x).get(y, y)), {**here, **env})
@@ -287,6 +292,8 @@ class _ProductTiles:
             with ExitStack() as inside:
                 sums.update(writer.loops(self.stage.sums, {}, inside))
                 following = at(right.index[0], 0, 0, {**sums, self.across: here[self.across] + 1})
+                if is_left_strided:
+                    T.evaluate(prefetch_line(a, at(left.index[0], 0, 0, sums) + PREFETCHED_ELEMENTS))
                 for more in asked:
                     T.evaluate(prefetch_line(b, following + more))
                 body(None)
