@@ -71,7 +71,7 @@ INTEGER_PRODUCT_VERSION = 9
 TILE_CHOICE_VERSION = 4
 """Which tile ``best_tile`` chooses for a contraction."""
 
-SEARCH_VERSION = 23
+SEARCH_VERSION = 24
 """What a search finds, and how its candidates are tuned and selected."""
 
 

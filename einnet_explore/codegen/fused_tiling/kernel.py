@@ -85,7 +85,7 @@ tirx, T = LazyModule("tvm.tirx"), LazyModule("tvm.tirx.script.builder.ir")
 
 
 PREFETCHED_ELEMENTS = 64
-"""Elements by which rows of an input that are read together are prefetched: four lines.
+"""Elements by which rows of an input that are read together, or of the result, are prefetched: four lines.
 
 Processors recognise a few of such streams, not one for each channel.
 """
@@ -205,6 +205,8 @@ def write_transposed(writer: BlockWriter, stage: BlockStage, turn: TileTranspose
         for j in range(side):
             here = {**env, across: env[across] + j}
             at = writer.at(stage.place, here)
+            if stage.memory == RESULT_MEMORY:
+                T.evaluate(prefetch_line(writer.memory[stage.memory], at + PREFETCHED_ELEMENTS, written=True))
             if len(turn.reads) == 1 and stage.body == turn.reads[0]:
                 store_vector(writer.memory[stage.memory], columns[turn.reads[0]][j], at, side)
                 continue

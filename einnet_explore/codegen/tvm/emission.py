@@ -422,11 +422,14 @@ def store_vector(buffer: TvmObject, value: TvmObject, at: TvmObject, lanes: int)
     T.buffer_store(buffer, value, [tirx.Ramp(at, 1, lanes)])
 
 
-def prefetch_line(buffer: TvmObject, at: TvmObject) -> TvmObject:
-    """Prefetch the line of element *at* of *buffer* into the second-level cache; beyond its end this has no effect."""
+def prefetch_line(buffer: TvmObject, at: TvmObject, written: bool = False) -> TvmObject:
+    """Prefetch the line of element *at* of *buffer* into the second-level cache; beyond its end this has no effect.
+
+    If it will be *written*, other caches give it up.
+    """
     address = T.address_of(buffer[at])
-    read, second, data = (tirx.const(n, "int32") for n in (0, 2, 1))
-    return tirx.call_intrin("void", "tirx.prefetch", address, read, second, data)
+    intent, second, data = (tirx.const(n, "int32") for n in (int(written), 2, 1))
+    return tirx.call_intrin("void", "tirx.prefetch", address, intent, second, data)
 
 
 def multiply_tile(
