@@ -454,7 +454,10 @@ def test_weights_larger_than_the_caches_are_prefetched_and_read_once() -> None:
     large, cuts = written(256, 512)
     small, _ = written(16, 32)
     prefetched = [set(re.findall(r"prefetch\(T.address_of\((\w+)\[", text)) for text in (large, small)]
-    assert prod(c.blocks for c in cuts) == 1 and [len(names) for names in prefetched] == [2, 1]  # the image, too
+    assert prod(c.blocks for c in cuts) == 1 and [len(names) for names in prefetched] == [
+        3,
+        2,
+    ]  # the image and the result, too
 
 
 def shapes(program: Program) -> set[tuple[int, ...]]:
