@@ -27,6 +27,8 @@ from einnet_explore.pipeline.tuning_task import (
     TuningTask,
     Variant,
     best_by_algorithm,
+    blocked_forms,
+    chain_groups,
     count_nodes,
     find_variants,
     search_subprogram,
@@ -213,6 +215,21 @@ def test_variants_are_grouped_by_algorithm() -> None:
     assert [[e.seconds for e in group] for group in variants_by_algorithm(ranked, 9, 5)] == [[0, 2, 4], [1, 3]]
     assert [[e.seconds for e in group] for group in variants_by_algorithm(ranked, 1, 5)] == [[0, 2, 4]]
     assert best_by_algorithm(ranked, 9, 5) == (ranked[0], ranked[1])
+
+
+def test_chains_are_found_among_algorithms_that_are_no_finalists() -> None:
+    """By equation, algorithms that are no chains are often cheaper."""
+    program = ee.parse(
+        "tensor A[8, 16]\ntensor B[16, 16]\ntensor C[8, 16]\n"
+        "P[m:8, n:16] = sum[k:16] A[m, k] * B[k, n]\nY[m:8, n:16] = P[m, n] + C[m, n]"
+    )
+    table = Table((2, 1), (1, 1))  # type: ignore[arg-type]
+    chain = Derivation(program)
+    ranked = [Variant(n, (), lambda n=n: START if n < 6 else chain, (table,) * n) for n in range(9)]
+    groups = chain_groups(ranked, Settings(finalists=4), 99)
+    assert len(groups) == 9 and not blocked_forms(groups[:6], 4)
+    assert [len(blocked_forms(groups, most)) for most in (1, 2, 4)] == [1, 2, 3]
+    assert all(made.end.equations[-1].via is not None for made in blocked_forms(groups, 4))
 
 
 def test_local_and_remote_candidates_have_the_same_finalists(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
@@ -10,11 +11,21 @@ from onnx_building import build, node
 import einnet_explore as ee
 from einnet_explore.analysis.fused_chain import find_chain
 from einnet_explore.codegen.fused_tiling.block_sizes import (
+    SINGLE_ELEMENT_CYCLES,
+    TRANSPOSED_VECTOR_CYCLES,
+    ChainPart,
     block_stages,
     choose_cuts,
     choose_vector_tile,
+    element_cycles,
+    is_vector_sum,
+    match_product,
+    match_transpose,
+    product_cycles,
+    product_tile,
     tileable_chain,
 )
+from einnet_explore.codegen.fused_tiling.kernel import chain_function, operand_bytes
 from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
@@ -204,6 +215,113 @@ def test_an_uneven_tile_has_all_columns_and_fits_the_registers() -> None:
     tile = choose_vector_tile(20, 2, 64, Machine(), rest=8)
     assert tile.width == 40 and tile.columns == ((0, 16), (16, 16), (32, 8))
     assert (tile.rows + 1) * 3 + 1 <= Machine().registers
+
+
+def test_narrower_vectors_of_two_rows_are_summed_as_one() -> None:
+    """They leave room for more rows, and a row more takes half a vector more."""
+    alone, paired = (choose_vector_tile(20, 1, 64, Machine(), rest=8, paired=paired) for paired in (False, True))
+    assert alone.pairs == 0 and alone.sums == 2 * alone.rows
+    assert paired.pairs == paired.rows // 2 and paired.sums == 2 * paired.rows - paired.pairs
+    assert paired.sums + 3 <= Machine().registers
+    costs = [product_cycles(tile, 20, 1, 64, Machine()) for tile in (alone, paired)]
+    assert costs[1] < 0.8 * costs[0]
+
+
+@pytest.mark.parametrize(("depth", "paired"), [((16,), True), ((3,), False), ((16, 3), False), ((3, 16), True)])
+def test_vectors_are_paired_unless_the_innermost_sum_is_unrolled(depth: tuple[int, ...], paired: bool) -> None:
+    """With odd numbers of rows, the last one has a narrower vector of its own."""
+    names = ("k", "l")[: len(depth)]
+    index, sums = ", ".join(names), ", ".join(f"{k}:{n}" for k, n in zip(names, depth, strict=True))
+    shape = ", ".join(map(str, depth))
+    program = ee.parse(
+        f"tensor A[9, {shape}]\ntensor B[{shape}, 24]\n"
+        f"Y[m:9, n:24] = relu({{[m:9, n:24] sum[{sums}] A[m, {index}] * B[{index}, n]}}[m, n])"
+    )
+    scope = program.equations[0].scope
+    (stage,) = block_stages(find_chain(scope), (), lambda t: t.name, 1)
+    found = match_product(stage, HERE.lanes)
+    assert found is not None and product_tile(stage, found, HERE).paired == (paired and HERE.lanes == 16)
+    arrays = integers(program)
+    want = evaluate(program, arrays)["Y"]
+    np.testing.assert_array_equal(run(scope, (), arrays).reshape(want.shape), want)
+
+
+@pytest.mark.parametrize("size", [0, 2])
+@pytest.mark.parametrize("l1", [1 << 10, 1 << 20])
+def test_vectors_of_large_operands_are_summed_one_after_another(
+    l1: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If rows of all channels exceed the first-level cache, the loop over vectors of channels is outermost."""
+    scope, arrays, want = chain_scope(residual(4, 48, 16, 8, 6))
+    small = replace(HERE, l1=l1)
+    monkeypatch.setattr("tests.test_blocked.HERE", small)
+    found = find_chain(scope)
+    rows = next(x for x in found.result.scope.traversals if x.extent == want.shape[2])
+    cuts = (found.make_cut(rows, 1, size),) if size else ()
+    used = {t.name: np.asarray(arrays[t.name], np.float32) for t in tensors(scope)}
+    np.testing.assert_array_equal(run(scope, cuts, used).reshape(want.shape), want)
+    stage = next(s for s in block_stages(found, cuts, lambda t: t.name, 1) if is_vector_sum(s, small.lanes))
+    outer = tuple(x for x in stage.traversals[:-2])
+    assert (operand_bytes(stage, outer) > l1) == (l1 == 1 << 10)
+
+
+DEPTHWISE_AND_PROJECTION = """
+tensor X[1, {e}, {h}, {h}] pad [0, 0, 1, 1]
+tensor K[{e}, 1, 3, 3] weight
+tensor V[{f}, {e}, 1, 1] weight
+D[n:1, f:{e}, h:{o}, w:{o}] = sum[c:1, r:3, s:3] X[n, c+f, 2*h+r-1, 2*w+s-1] * K[f, c, r, s]
+F[n:1, f:{e}, h:{o}, w:{o}] = relu(D[n, f, h, w])
+Y[n:1, f:{f}, h:{o}, w:{o}] = sum[c:{e}, r:1, s:1] F[n, c, h+r, w+s] * V[f, c, r, s]"""
+
+
+def test_blocks_are_not_of_single_elements() -> None:
+    """Where blocks along rows cost a stage its vectors, its elements count one by one."""
+    found = chain_in_vectors(ee.parse(DEPTHWISE_AND_PROJECTION.format(e=48, f=96, h=80, o=40)))
+    assert found is not None
+    chain = find_chain(found.end.equations[-1].scope)
+    (cut,) = choose_cuts(chain, 1, Machine())
+    assert cut.size > 1
+    rows, columns = (c for c in chain.cuts() if c.traversal.extent == 40)
+    single = (chain.make_cut(rows.traversal, 1, 1), chain.make_cut(columns.traversal, 1, 1))
+    first = [block_stages(chain, cuts, lambda t: t.name, 1)[0] for cuts in (single, (cut,))]
+    assert [element_cycles(stage, Machine()) for stage in first] == [
+        SINGLE_ELEMENT_CYCLES,
+        TRANSPOSED_VECTOR_CYCLES / Machine().lanes,
+    ]
+
+
+def test_rows_of_an_input_are_transposed_once_and_prefetched() -> None:
+    """Blocks that have rows of the input in common keep them."""
+    found = chain_in_vectors(ee.parse(DEPTHWISE_AND_PROJECTION.format(e=48, f=96, h=16, o=8)))
+    assert found is not None
+    scope = found.end.equations[-1].scope
+    chain = find_chain(scope)
+    rows = next(c.traversal for c in chain.cuts() if c.traversal.extent == 8)
+    cuts = (chain.make_cut(rows, 1, 2),)
+    first = block_stages(chain, cuts, lambda t: t.name, 1)[0]
+    assert first.slide is not None and match_transpose(first, HERE.lanes) is not None
+    sizes = {t.name: prod(t.shape) for t in tensors(scope)}
+    text = chain_function((ChainPart(chain, cuts),), sizes, 1, HERE).script()
+    assert text.count(", 0, 2, 1)") == match_transpose(first, HERE.lanes).side  # type: ignore[union-attr]
+    assert ", 1, 2, 1)" in text  # the transposed result, which is written
+    program = ee.parse(DEPTHWISE_AND_PROJECTION.format(e=48, f=96, h=16, o=8))
+    _, arrays, want = chain_scope(program)
+    used = {t.name: np.asarray(arrays[t.name], np.float32) for t in tensors(scope)}
+    np.testing.assert_array_equal(run(scope, cuts, used).reshape(want.shape), want)
+
+
+@pytest.mark.parametrize(("text", "prefetched"), [("A[k, m]", True), ("A[m, k]", False)])
+def test_inputs_whose_terms_are_far_apart_are_prefetched(text: str, prefetched: bool) -> None:
+    program = ee.parse(
+        f"tensor A[16, 16]\ntensor B[16, 32]\nY[m:16, n:32] = relu({{[m:16, n:32] sum[k:16] {text} * B[k, n]}}[m, n])"
+    )
+    scope = program.equations[0].scope
+    sizes = {t.name: prod(t.shape) for t in tensors(scope)}
+    made = chain_function((ChainPart(find_chain(scope)),), sizes, 1, HERE).script()
+    assert ("prefetch" in made) == prefetched
+    arrays = integers(program)
+    want = evaluate(program, arrays)["Y"]
+    np.testing.assert_array_equal(run(scope, (), arrays).reshape(want.shape), want)
 
 
 def test_inputs_are_copied_in_another_order_for_one_reader() -> None:

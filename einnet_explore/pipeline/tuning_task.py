@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain
+from itertools import chain, islice
 from math import inf, prod
 from time import perf_counter
 
@@ -184,6 +184,9 @@ def variants_by_algorithm(ranked: Iterable[Variant], most: int, below: float) ->
 MAX_CHAIN_VARIANTS = 4
 """Variants of one algorithm that are tried as a kernel in blocks."""
 
+MAX_CHAIN_ALGORITHMS = 12
+"""Algorithms of which variants are tried as a kernel in blocks: the cheapest by equation are often none."""
+
 
 def chain_groups(ranked: Iterable[Variant], settings: Settings, below: float) -> tuple[tuple[Variant, ...], ...]:
     """Group the variants of *ranked*, estimated *below* so many seconds, that are tried as chains in blocks.
@@ -192,7 +195,7 @@ def chain_groups(ranked: Iterable[Variant], settings: Settings, below: float) ->
     """
     if settings.runtime != "plan":
         return ()
-    return tuple(group[:MAX_CHAIN_VARIANTS] for group in variants_by_algorithm(ranked, settings.finalists, below))
+    return tuple(group[:MAX_CHAIN_VARIANTS] for group in variants_by_algorithm(ranked, MAX_CHAIN_ALGORITHMS, below))
 
 
 def requested_variants(ranked: Sequence[Variant], settings: Settings, below: float) -> Iterable[Variant]:
@@ -200,10 +203,10 @@ def requested_variants(ranked: Sequence[Variant], settings: Settings, below: flo
     return chain(select_finalists(ranked, settings.finalists, below), *chain_groups(ranked, settings, below))
 
 
-def blocked_forms(groups: Iterable[Iterable[Variant]]) -> tuple[Derivation, ...]:
-    """Return the cheapest variant of each of *groups* that is a chain, as a kernel in blocks."""
+def blocked_forms(groups: Iterable[Iterable[Variant]], most: int) -> tuple[Derivation, ...]:
+    """Return the cheapest variant of each of *groups* that is a chain, as a kernel in blocks, of *most* groups."""
     forms = ((chain_in_blocks(fuse_eoperators(variant.derivation())) for variant in group) for group in groups)
-    return tuple(made for group in forms if (made := next(filter(None, group), None)) is not None)
+    return tuple(islice((made for group in forms if (made := next(filter(None, group), None)) is not None), most))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -495,7 +498,8 @@ class TuningTask:
         except Refused as shortage:
             return stays(why=str(shortage))
         forms = [_Form(fuse_eoperators(each.derivation()), each.seconds, each.kind) for each in promising]
-        blocked = blocked_forms(chain_groups(ranked, self.context.settings, below))
+        groups = chain_groups(ranked, self.context.settings, below)
+        blocked = blocked_forms(groups, self.context.settings.finalists)
         forms += map(_Form, blocked)
         if in_vectors is not None and all(in_vectors.end != other.end for other in blocked):
             forms.append(_Form(in_vectors))

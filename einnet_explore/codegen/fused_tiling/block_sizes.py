@@ -19,6 +19,7 @@ from math import prod
 from einnet_explore.analysis.fused_chain import Chain, Cut, Region, Stage, find_chain, range_inside
 from einnet_explore.analysis.indices import substitute
 from einnet_explore.codegen.language.lowering import flat_index, tensor_name
+from einnet_explore.codegen.language.statements import TILE_SIDES
 from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.codegen.tvm.emission import VectorTile
 from einnet_explore.ir import (
@@ -368,18 +369,57 @@ def _is_vector_aligned(index: Index, x: Iterator, lanes: int) -> bool:
     return at.coefficient(lane) == 1 and lane not in (at - lane).iterators
 
 
-def choose_vector_tile(rows: int, vectors: int, depth: int, machine: Machine, rest: int = 0) -> VectorTile:
+def address_steps(body: Scalar | Index, x: Iterator) -> frozenset[int | None]:
+    """Return the steps of the addresses of *body* along *x*; None stands for uneven steps."""
+    places = (body,) if isinstance(body, Index) else tuple(i for a in accesses(body) for i in a.index)
+    steps = ((i, i.coefficient(x)) for i in places)
+    return frozenset(None if x in (i - x * k).iterators else k for i, k in steps)
+
+
+@dataclass(frozen=True, slots=True)
+class TileTranspose:
+    """*reads* run along *across* where the stage runs along its last traversal; tiles have *side* rows and lanes."""
+
+    reads: tuple[Access, ...]
+    across: Iterator
+    side: int
+
+
+def match_transpose(stage: BlockStage, lanes: int) -> TileTranspose | None:
+    """Return the transposition of the reads of *stage*, or None if there is none or no tile fits."""
+    last = stage.last
+    if stage.sums or address_steps(stage.place, last) != {1} or last in stage.guards:
+        return None
+    turned = tuple(a for a in stage.reads if not address_steps(a, last) <= {0, 1})
+    across = [x for x in stage.traversals[:-1] if turned and all(address_steps(a, x) == {1} for a in turned)]
+    if len(across) != 1 or across[0] in stage.guards:
+        return None
+    (x,) = across
+    side = next((s for s in TILE_SIDES if s <= lanes and s <= x.extent and s <= last.extent), None)
+    return None if side is None else TileTranspose(turned, x, side)
+
+
+MIN_PAIRED_ITERATIONS = 8
+"""Iterations of the innermost sum from which on narrower vectors are paired.
+
+LLVM unrolls shorter loops; then more pairs are live than there are registers.
+"""
+
+
+def choose_vector_tile(
+    rows: int, vectors: int, depth: int, machine: Machine, rest: int = 0, paired: bool = False
+) -> VectorTile:
     """Return the tile of fewest cycles for so many rows and vectors (and *rest* columns), summed over *depth*.
 
     Ties prefer a tile that divides the rows, has more sums, and loads less.
     """
     fitting = (
-        VectorTile(r, v, machine.lanes, rest)
+        VectorTile(r, v, machine.lanes, rest, paired)
         for v in ((vectors,) if rest else range(1, 5))
         if vectors % v == 0
         for r in range(1, min(rows, machine.registers) + 1)
-        if (r + 1) * (v + bool(rest)) + 1 <= machine.registers
     )
+    fitting = (t for t in fitting if t.sums + len(t.columns) + 1 <= machine.registers)
 
     def key(tile: VectorTile) -> tuple[float, bool, int, int]:
         count = tile.rows * tile.vectors
@@ -396,7 +436,8 @@ def choose_vector_tile(rows: int, vectors: int, depth: int, machine: Machine, re
 def product_tile(stage: BlockStage, product: StageProduct, machine: Machine) -> VectorTile:
     """Return the tile in which *product*, which *stage* is, is computed."""
     whole, rest = divmod(stage.last.extent, machine.lanes)
-    return choose_vector_tile(product.count, whole, sum_length(stage), machine, rest)
+    paired = 2 * rest == machine.lanes and stage.sums[-1].extent >= MIN_PAIRED_ITERATIONS
+    return choose_vector_tile(product.count, whole, sum_length(stage), machine, rest, paired)
 
 
 def product_cycles(tile: VectorTile, rows: int, vectors: int, depth: int, machine: Machine) -> float:
@@ -408,8 +449,8 @@ def product_cycles(tile: VectorTile, rows: int, vectors: int, depth: int, machin
     columns = line / machine.l2_bytes if depth * line > machine.l1 // 2 else 0
 
     def one(r: int) -> float:
-        own = len(tile.columns)
-        work, loads = r * own / machine.fma_per_cycle, (r + own) / machine.loads_per_cycle
+        work = replace(tile, rows=r).sums / machine.fma_per_cycle
+        loads = (r + len(tile.columns)) / machine.loads_per_cycle
         return max(work, LOAD_COST * loads, LOAD_COST * columns, machine.latency) if r else 0
 
     return vectors / tile.vectors * (rows // tile.rows * one(tile.rows) + one(rows % tile.rows))
@@ -659,13 +700,30 @@ def _chain_cycles(chain: Chain, cuts: tuple[Cut, ...], threads: int, machine: Ma
     return total
 
 
+TRANSPOSED_VECTOR_CYCLES = 6
+"""Cycles of a vector that is transposed from, or to, rows of other memory."""
+
+SINGLE_ELEMENT_CYCLES = 3
+"""Cycles of an element that is computed without vectors."""
+
+
+def element_cycles(stage: BlockStage, machine: Machine) -> float:
+    """Return the cycles of an element of a *stage* that is no product."""
+    if is_vector_sum(stage, machine.lanes):
+        return max(2, sum_length(stage)) / machine.lanes
+    if match_transpose(stage, machine.lanes) is not None:
+        return TRANSPOSED_VECTOR_CYCLES / machine.lanes
+    parts = (stage.place, *(i for a in stage.reads for i in a.index))
+    steps = frozenset[int | None]().union(*(address_steps(part, stage.last) for part in parts))
+    return 2 / machine.lanes if steps <= {0, 1} and stage.last not in stage.guards else SINGLE_ELEMENT_CYCLES
+
+
 def _stage_cycles(stage: BlockStage, rounds: int, machine: Machine) -> float:
     """Return the cycles of a stage for so many blocks: a product's tiles and loads, or the stage's vectors."""
     found = match_product(stage, machine.lanes)
     points = _points(stage)
     if found is None:
-        terms = sum_length(stage) if is_vector_sum(stage, machine.lanes) else 0
-        return rounds * points / machine.lanes * max(2, terms)
+        return rounds * points * element_cycles(stage, machine)
     vectors, depth = stage.last.extent // machine.lanes, sum_length(stage)
     tile = product_tile(stage, found, machine)
     again = depth * points // (found.count * stage.last.extent)

@@ -30,16 +30,19 @@ from einnet_explore.codegen.fused_tiling.block_sizes import (
     ChainPart,
     Slide,
     StageProduct,
+    TileTranspose,
+    address_steps,
     block_stages,
     collapse_loops,
     exceeds_cache,
+    is_stage_result,
     is_vector_sum,
     match_product,
+    match_transpose,
     product_tile,
 )
 from einnet_explore.codegen.language.dialects import transpose_rows
 from einnet_explore.codegen.language.lowering import mixed_radix_split, tensor_name
-from einnet_explore.codegen.language.statements import TILE_SIDES
 from einnet_explore.codegen.preparation import expand_table
 from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.codegen.tvm import TvmObject
@@ -79,6 +82,13 @@ from einnet_explore.ir import (
 from einnet_explore.support.lazy_modules import LazyModule
 
 tirx, T = LazyModule("tvm.tirx"), LazyModule("tvm.tirx.script.builder.ir")
+
+
+PREFETCHED_ELEMENTS = 64
+"""Elements by which rows of an input that are read together, or of the result, are prefetched: four lines.
+
+Processors recognise a few of such streams, not one for each channel.
+"""
 
 
 @dataclass(frozen=True)
@@ -180,36 +190,6 @@ class BlockWriter:
         return {x: value + x.lo for x, value in mixed_radix_split(over, left).items()}
 
 
-def address_steps(body: Scalar | Index, x: Iterator) -> frozenset[int | None]:
-    """Return the steps of the addresses of *body* along *x*; None stands for uneven steps."""
-    places = (body,) if isinstance(body, Index) else tuple(i for a in accesses(body) for i in a.index)
-    steps = ((i, i.coefficient(x)) for i in places)
-    return frozenset(None if x in (i - x * k).iterators else k for i, k in steps)
-
-
-@dataclass(frozen=True, slots=True)
-class TileTranspose:
-    """*reads* run along *across* where the stage runs along its last traversal; tiles have *side* rows and lanes."""
-
-    reads: tuple[Access, ...]
-    across: Iterator
-    side: int
-
-
-def match_transpose(stage: BlockStage, lanes: int) -> TileTranspose | None:
-    """Return the transposition of the reads of *stage*, or None if there is none or no tile fits."""
-    last = stage.last
-    if stage.sums or address_steps(stage.place, last) != {1} or last in stage.guards:
-        return None
-    turned = tuple(a for a in stage.reads if not address_steps(a, last) <= {0, 1})
-    across = [x for x in stage.traversals[:-1] if turned and all(address_steps(a, x) == {1} for a in turned)]
-    if len(across) != 1 or across[0] in stage.guards:
-        return None
-    (x,) = across
-    side = next((s for s in TILE_SIDES if s <= lanes and s <= x.extent and s <= last.extent), None)
-    return None if side is None else TileTranspose(turned, x, side)
-
-
 def write_transposed(writer: BlockWriter, stage: BlockStage, turn: TileTranspose) -> None:
     """Write tile by tile; the last tiles end with the range and overlap their predecessors if needed."""
     last, across, side = stage.last, turn.across, turn.side
@@ -217,7 +197,7 @@ def write_transposed(writer: BlockWriter, stage: BlockStage, turn: TileTranspose
     vectors = Iterator("@vectors", 0, -(-across.extent // side))
     outer = tuple(x for x in stage.traversals if x not in (last, across))
     with ExitStack() as inside:
-        env = writer.loops((*outer, vectors, tiles), stage.guards, inside)
+        env = writer.loops((*outer, vectors, tiles), stage.guards, inside, stage.slide)
         for x, number in ((last, tiles), (across, vectors)):
             start: TvmObject = env[number] * side
             env[x] = T.bind((start if x.extent % side == 0 else tirx.min(start, x.extent - side)) + x.lo)
@@ -225,6 +205,8 @@ def write_transposed(writer: BlockWriter, stage: BlockStage, turn: TileTranspose
         for j in range(side):
             here = {**env, across: env[across] + j}
             at = writer.at(stage.place, here)
+            if stage.memory == RESULT_MEMORY:
+                T.evaluate(prefetch_line(writer.memory[stage.memory], at + PREFETCHED_ELEMENTS, written=True))
             if len(turn.reads) == 1 and stage.body == turn.reads[0]:
                 store_vector(writer.memory[stage.memory], columns[turn.reads[0]][j], at, side)
                 continue
@@ -242,10 +224,11 @@ def _transposed_tile(
     writer: BlockWriter, read: Access, turn: TileTranspose, last: Iterator, env: dict[Iterator, TvmObject]
 ) -> list[TvmObject]:
     memory = writer.memory[tensor_name(read.source)]
-    rows = [
-        T.bind(load_vector(memory, writer.at(read.index[0], {**env, last: env[last] + i}), turn.side))
-        for i in range(turn.side)
-    ]
+    places = [writer.at(read.index[0], {**env, last: env[last] + i}) for i in range(turn.side)]
+    if not is_stage_result(read):
+        for at in places:
+            T.evaluate(prefetch_line(memory, at + PREFETCHED_ELEMENTS))
+    rows = [T.bind(load_vector(memory, at, turn.side)) for at in places]
     return transpose_rows(
         rows, lambda a, b, lanes: T.bind(tirx.Shuffle([a, b], [tirx.const(n, "int32") for n in lanes]))
     )
@@ -255,7 +238,7 @@ def write_product(writer: BlockWriter, stage: BlockStage, product: StageProduct)
     """Write all tiles, with columns outside rows: the data of columns stay in the first-level cache.
 
     Columns from beyond the caches are prefetched one tile of columns ahead, spread over the tiles of rows, so that
-    memory is busy all the time.
+    memory is busy all the time.  So are rows of an input if the terms of a sum are far apart in it.
     """
     lanes = writer.machine.lanes
     tile = product_tile(stage, product, writer.machine)
@@ -296,6 +279,7 @@ class _ProductTiles:
         begin = Iterator("@first", 0, self.product.count)
         here, sums = {**self.env, begin: first}, dict[Iterator, TvmObject]()
         a, b = (writer.memory[tensor_name(access.source)] for access in (left, right))
+        is_left_strided = not is_stage_result(left) and address_steps(left.index[0], self.stage.sums[-1]) != {1}
 
         def at(index: Index, row: int, x: int, env: dict[Iterator, TvmObject]) -> TvmObject:
             return writer.at(index.substitute(lambda y: place(row, x).get(y, y)), {**here, **env})
@@ -310,6 +294,8 @@ class _ProductTiles:
             with ExitStack() as inside:
                 sums.update(writer.loops(self.stage.sums, {}, inside))
                 following = at(right.index[0], 0, 0, {**sums, self.across: here[self.across] + 1})
+                if is_left_strided:
+                    T.evaluate(prefetch_line(a, at(left.index[0], 0, 0, sums) + PREFETCHED_ELEMENTS))
                 for more in asked:
                     T.evaluate(prefetch_line(b, following + more))
                 body(None)
@@ -342,24 +328,36 @@ NEIGHBOURS = range(8, 3, -1)
 def write_vector_sums(writer: BlockWriter, stage: BlockStage) -> None:
     """Write sums of products of vectors: each sum is unrolled, for neighbours along a traversal before the last.
 
-    Vectors that several of them read are loaded once.  Chunks of the last traversal are innermost, as in memory.
+    Vectors that several of them read are loaded once.  Chunks of the last traversal are innermost, as in memory, unless
+    the operands of one iteration of the outer loops exceed the first-level cache: then they are outermost, and what
+    iterations have in common stays in that cache.
     """
     sides = [x for x in stage.traversals[:-1] if x.extent > 1 and x not in stage.single]
     across = sides[-1] if sides else Iterator("@alone", 0, 1)
     outer = tuple(x for x in stage.traversals[:-1] if x != across)
     count = next((n for n in NEIGHBOURS if across.extent % n == 0), min(NEIGHBOURS[0], across.extent))
     whole, rest = divmod(across.extent, count)
-    with ExitStack() as inside:
-        env = writer.loops(outer, stage.guards, inside, stage.slide)
-        for begin, groups, size in ((0, whole, count), (whole * count, min(rest, 1), rest)):
-            group = Iterator("@group", 0, groups)
-            for first, chunks, width in _vector_chunks(stage.last, writer.machine.lanes) if groups else ():
-                chunk = Iterator("@chunk", 0, chunks)
-                start = as_index(chunk) * width + (stage.last.lo + first)
+    groups = [group for group in ((0, whole, count), (whole * count, min(rest, 1), rest)) if group[1]]
+    is_chunk_outermost = operand_bytes(stage, outer) > writer.machine.l1
+    for first, chunks, width in _vector_chunks(stage.last, writer.machine.lanes):
+        chunk = Iterator("@chunk", 0, chunks)
+        start = as_index(chunk) * width + (stage.last.lo + first)
+        with ExitStack() as inside:
+            env = writer.loops((chunk,), {}, inside) if is_chunk_outermost else {}
+            env |= writer.loops(outer, stage.guards, inside, stage.slide)
+            for begin, number, size in groups:
+                group = Iterator("@group", 0, number)
                 places = [as_index(group) * count + (across.lo + begin + n) for n in range(size)]
                 with ExitStack() as loops:
-                    here = {**env, **writer.loops((group, chunk), {}, loops)}
+                    here = {**env, **writer.loops((group,) if is_chunk_outermost else (group, chunk), {}, loops)}
                     _write_neighbours(writer, stage, [{across: at, stage.last: start} for at in places], here, width)
+
+
+def operand_bytes(stage: BlockStage, outer: tuple[Iterator, ...]) -> int:
+    """Return the bytes between the first and the last element that a sum reads in one iteration of *outer*, at most."""
+    fixed = {x: as_index(x.lo) for x in outer}
+    spans = (a.index[0].substitute(lambda x: fixed.get(x, x)).bounds for a in accesses(stage.body))
+    return 4 * max(most - least + 1 for least, most in spans)
 
 
 def _write_neighbours(
@@ -572,7 +570,7 @@ def _write_vectors(writer: BlockWriter, stage: BlockStage) -> None:
     outer = tuple(x for x in stage.traversals[:-1] if x not in cases)
     if last in stage.guards:  # a vector might lie across the border: one by one
         with ExitStack() as inside:
-            _write_cases(writer, stage, cases, writer.loops((*outer, last), stage.guards, inside), 1)
+            _write_cases(writer, stage, cases, writer.loops((*outer, last), stage.guards, inside, stage.slide), 1)
         return
     for first, count, width in _vector_chunks(last, lanes):
         # Written with the chunk's number, an index tells where its neighbours are neighbours in memory.
@@ -583,7 +581,7 @@ def _write_vectors(writer: BlockWriter, stage: BlockStage) -> None:
                 writer,
                 stage.over(stage.traversals, to),
                 cases,
-                writer.loops((*outer, chunk), stage.guards, inside),
+                writer.loops((*outer, chunk), stage.guards, inside, stage.slide),
                 width,
             )
 

@@ -372,12 +372,16 @@ SUM_REGISTERS = 16
 
 @dataclass(frozen=True, slots=True)
 class VectorTile:
-    """*rows* rows of *vectors* vectors of *lanes* elements, and of a narrower one of *rest* elements."""
+    """*rows* rows of *vectors* vectors of *lanes* elements, and of a narrower one of *rest* elements.
+
+    If the tile is *paired*, the narrower vectors of two rows, half a vector each, are summed as one.
+    """
 
     rows: int
     vectors: int
     lanes: int
     rest: int = 0
+    paired: bool = False
 
     @property
     def width(self) -> int:
@@ -389,6 +393,16 @@ class VectorTile:
         """The first column and the elements of each vector of a row."""
         whole = tuple((v * self.lanes, self.lanes) for v in range(self.vectors))
         return (*whole, *(((self.width - self.rest, self.rest),) if self.rest else ()))
+
+    @property
+    def pairs(self) -> int:
+        """The number of pairs of rows."""
+        return self.rows // 2 if self.paired else 0
+
+    @property
+    def sums(self) -> int:
+        """The vectors of sums."""
+        return self.rows * len(self.columns) - self.pairs
 
 
 def vector_tile(columns: int, lanes: int) -> VectorTile:
@@ -408,11 +422,14 @@ def store_vector(buffer: TvmObject, value: TvmObject, at: TvmObject, lanes: int)
     T.buffer_store(buffer, value, [tirx.Ramp(at, 1, lanes)])
 
 
-def prefetch_line(buffer: TvmObject, at: TvmObject) -> TvmObject:
-    """Prefetch the line of element *at* of *buffer* into the second-level cache; beyond its end this has no effect."""
+def prefetch_line(buffer: TvmObject, at: TvmObject, written: bool = False) -> TvmObject:
+    """Prefetch the line of element *at* of *buffer* into the second-level cache; beyond its end this has no effect.
+
+    If it will be *written*, other caches give it up.
+    """
     address = T.address_of(buffer[at])
-    read, second, data = (tirx.const(n, "int32") for n in (0, 2, 1))
-    return tirx.call_intrin("void", "tirx.prefetch", address, read, second, data)
+    intent, second, data = (tirx.const(n, "int32") for n in (int(written), 2, 1))
+    return tirx.call_intrin("void", "tirx.prefetch", address, intent, second, data)
 
 
 def multiply_tile(
@@ -428,19 +445,43 @@ def multiply_tile(
     vectors *begin* (row, column).
     """
     sums = [T.alloc_buffer((tile.width,), "float32") for _ in range(tile.rows)]
+    pairs = [T.alloc_buffer((tile.lanes,), "float32") for _ in range(tile.pairs)]
+    whole = tile.vectors * tile.lanes
+
+    def columns_of(row: int) -> Iterable[tuple[int, int]]:
+        return tile.columns if row >= 2 * tile.pairs else tile.columns[:-1]
+
+    def both(one: TvmObject, other: TvmObject) -> TvmObject:
+        ends = (*range(tile.rest), *range(tile.lanes + tile.rest, 2 * tile.lanes))
+        return tirx.Shuffle([one, other], [tirx.const(n, "int32") for n in ends])
+
     for row, total in enumerate(sums):
-        for start, lanes in tile.columns:
+        for start, lanes in columns_of(row):
             zero = tirx.Broadcast(tirx.const(0.0, "float32"), lanes)
             store_vector(total, zero if begin is None else begin(row, start), start, lanes)
+    for n, total in enumerate(pairs):
+        zero = tirx.Broadcast(tirx.const(0.0, "float32"), tile.lanes)
+        store_vector(total, zero if begin is None else both(*(begin(2 * n + i, whole) for i in (0, 1))), 0, tile.lanes)
 
     def step(k: TvmObject) -> None:
+        twice = None
+        if pairs:
+            half = right(k, whole)
+            twice = T.bind(tirx.Shuffle([half, half], [tirx.const(n, "int32") for n in range(tile.lanes)]))
         for row, total in enumerate(sums):
             factor = left(row, k)
-            for start, lanes in tile.columns:
+            for start, lanes in columns_of(row):
                 added = load_vector(total, start, lanes) + tirx.Broadcast(factor, lanes) * right(k, start)
                 store_vector(total, added, start, lanes)
+            if row % 2 and row < 2 * tile.pairs:
+                of_rows = both(*(tirx.Broadcast(left(n, k), tile.lanes) for n in (row - 1, row)))
+                pair = pairs[row // 2]
+                store_vector(pair, load_vector(pair, 0, tile.lanes) + of_rows * twice, 0, tile.lanes)
 
     loop(step)
+    for n, total in enumerate(pairs):
+        for i in (0, 1):
+            store_vector(sums[2 * n + i], load_vector(total, i * tile.rest, tile.rest), whole, tile.rest)
     return sums
 
 
