@@ -275,7 +275,7 @@ Y[n:1, f:{f}, h:{o}, w:{o}] = sum[c:{e}, r:1, s:1] F[n, c, h+r, w+s] * V[f, c, r
 
 
 def test_blocks_are_not_of_single_elements() -> None:
-    """Where blocks along rows cost a stage its vectors, its elements count one by one."""
+    """If blocks along rows cost a stage its vectors, its elements count one by one."""
     found = chain_in_vectors(ee.parse(DEPTHWISE_AND_PROJECTION.format(e=48, f=96, h=80, o=40)))
     assert found is not None
     chain = find_chain(found.end.equations[-1].scope)

@@ -274,9 +274,9 @@ def chain_in_blocks(derivation: Derivation) -> Derivation | None:
 
     Products of bytes have kernels of their own, with instructions that a blocked kernel has not.
     """
-    done = derivation
     if any(multiplies_bytes(e.scope) for e in derivation.end.equations):
         return None
+    done = derivation
     for name in derivation.end.outputs:
         with suppress(Refused):
             done = _chain_output(done, name)

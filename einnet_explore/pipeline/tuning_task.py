@@ -14,8 +14,6 @@ from itertools import chain, islice
 from math import inf, prod
 from time import perf_counter
 
-import numpy as np
-
 from einnet_explore.analysis.counts import ELEMENT_BYTES, compute_bound, is_compute_bound
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.analysis.patterns import extents, pattern
@@ -29,7 +27,14 @@ from einnet_explore.pipeline.vector_layouts import chain_in_vectors
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.runtime.measurement import sample_seconds, settle_seconds, stop_after, time_calls, times_faster
+from einnet_explore.runtime.measurement import (
+    displacing_read,
+    sample_seconds,
+    settle_seconds,
+    stop_after,
+    time_calls,
+    times_faster,
+)
 from einnet_explore.runtime.profile_store import ProfileKey, profile_key
 from einnet_explore.strategies.candidate import replay, replay_at_other_sizes, steps_to_json
 from einnet_explore.strategies.engine import Search
@@ -68,7 +73,7 @@ class Variant:
     tables: tuple[Table, ...] = ()
     """The coefficient tables that it reads; their shapes identify a bilinear algorithm."""
     is_generated: bool = True
-    """Whether it has generated kernels only, and calls no library."""
+    """True if it has generated kernels only, and calls no library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +159,9 @@ def select_finalists(ranked: Iterable[Variant], most: int, below: float) -> tupl
     ranked = tuple(ranked)
     below = min(below, MAX_ESTIMATE_SPREAD * min((variant.seconds for variant in ranked), default=inf))
     promising = [variant for variant in ranked if variant.seconds < below]
-    first: dict[Hashable, Variant] = {}
     generated = next((variant for variant in promising if variant.is_generated), None)
-    for variant in (*([generated] if generated else []), *promising):
+    first = {generated.kind: generated} if generated else dict[Hashable, Variant]()
+    for variant in promising:
         first.setdefault(variant.kind, variant)
     best = list(first.values())[:most]
     rest = [variant for variant in promising if all(variant is not b for b in best)]
@@ -545,8 +550,10 @@ class TuningTask:
 
     def _displacer(self, feeds: Arrays) -> Callable[[], object] | None:
         """Return a call that reads ``displacing_bytes``, then *feeds*, which a node before has just written."""
-        others = np.ones(self.displacing_bytes // ELEMENT_BYTES, np.float32)
-        return (lambda: [array.max(initial=0) for array in (others, *feeds.values())]) if others.size else None
+        if not self.displacing_bytes:
+            return None
+        read_others = displacing_read(self.displacing_bytes)
+        return lambda: [read_others(), *(array.max(initial=0) for array in feeds.values())]
 
     def _compile(self, forms: Sequence[_Form], original: OriginalRun, memory: MemoryWatch) -> _Finalists:
         """Compile *forms* in two rounds: those without an estimate and the first other one, then others with hope."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from itertools import islice
 from math import inf, prod
 
@@ -98,6 +98,9 @@ stage.  Without stages the slowest engines would take most of the time."""
 
 MIN_FAR_PART = 4
 """Constants that take at least one in so many bytes of the second-level cache are displaced between two calls."""
+
+MAX_DISPLACING_BYTES = 1 << 25
+"""Bytes that are read for that, at most: a last cache may have hundreds of megabytes, and every sample reads them."""
 
 MAX_STAGE_SECONDS, MIN_SAMPLES = 0.5, 2
 """Seconds of a stage after which slow calls are sampled ``MIN_SAMPLES`` times only."""
@@ -303,7 +306,7 @@ def constants_displacer(bound: BoundEquation) -> Call | None:
     far = sum(a.nbytes for name, a in bound.operands.items() if name in bound.constants)
     if far < machine.l2 // MIN_FAR_PART:
         return None
-    return partial(np.max, np.ones(machine.l3 // np.float32().nbytes, np.float32))
+    return measurement.displacing_read(min(machine.l3, MAX_DISPLACING_BYTES))
 
 
 def _time_ratio(best: Call, other: Call, out: Array, threads: int, displace: Call | None = None) -> float:

@@ -10,6 +10,8 @@ from statistics import fmean, median, quantiles
 from time import perf_counter, process_time, sleep
 from typing import TypeAlias
 
+import numpy as np
+
 SPIN_SECONDS = 0.002
 """Seconds for which the threads of our sessions wait in a loop for more work: longer than any node that uses one."""
 
@@ -142,6 +144,11 @@ def time_samplers(
         if enough(samples):
             break
     return {name: _timing(samples[name]) for name in names}
+
+
+def displacing_read(nbytes: int) -> Callable[[], object]:
+    """Return a call that reads *nbytes* of memory of its own, which takes the place of other data in the caches."""
+    return partial(np.max, np.ones(nbytes // np.float32().nbytes, np.float32))
 
 
 def sample_seconds(call: Callable[[], object], repeats: int, displace: Callable[[], object] | None = None) -> float:

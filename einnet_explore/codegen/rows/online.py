@@ -121,7 +121,7 @@ class _OnlineKernel(RowKernel):
 
     @property
     def is_whole(self) -> bool:
-        """Whether one block has all columns of every row."""
+        """True if one block has all columns of every row."""
         return self.nest.dense and self.blocks == 1
 
     @property
