@@ -245,6 +245,9 @@ def test_errors_without_a_bound_are_beyond_it() -> None:
     assert report.excess(0.05) == "" and "2 times the 0.01 that is allowed" in report.excess(0.01)
     unbounded = ErrorReport("bf16", (), RoundingError(None, 0.0), RoundingError(None, 1e-3))
     assert "has no bound, 0.5 is allowed" in unbounded.excess(0.5)
+    assert str(unbounded).endswith("no bound")
+    of_integers = ErrorReport("exact", (), RoundingError(1.0, 0.0), RoundingError(1.0, 0.0))
+    assert str(of_integers).endswith("error 0.0e+00, no bound")  # one integer more or less
     assert "is not known: too long" in ErrorReport("bf16", (), why="too long").excess(0.5)
 
 

@@ -78,8 +78,9 @@ class ErrorReport:
         by = f" ({', '.join(self.rules)})" if self.level == "approximate" else ""
         if self.after is None:
             return f"{kind}{by}: not measured, {self.why}" if self.why else f"{kind}{by}"
-        bound = "no bound" if self.after.bound is None else f"proved ≤ {self.after.bound:.1e}"
-        return f"{kind}{by}: error {self.after.error:.1e}, {bound}"
+        bound = self.after.bound  # of the largest output: 1 or more says nothing, as where sums are rounded to integers
+        shown = "no bound" if bound is None or bound >= 1 else f"proved ≤ {bound:.1e}"
+        return f"{kind}{by}: error {self.after.error:.1e}, {shown}"
 
     def excess(self, allowed: float) -> str:
         """Return why a derivation in bfloat16 is not taken if its error may exceed *allowed*; empty if it is taken."""
