@@ -78,6 +78,7 @@ def run_benchmark(
         raise ValueError(f"rounds {rounds}: expected at least 1")
     count = threads or available_cores()
     rivals = check_engines(str(path), against)
+    Path(path).stat()  # reports a misspelt file name before any engine starts
     names = (OURS, DIRECT if str(path).endswith(".ein") else EXPORTED, *installed(rivals))
     with tempfile.TemporaryDirectory() as folder:
         out = str(Path(folder) / "OUT.onnx")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -101,7 +102,9 @@ def check_engines(path: str, against: Sequence[str]) -> tuple[str, ...]:
         if name == NUMPY and name not in known:
             raise ValueError(f"engine {NUMPY}: found the model {path}, expected a case (.ein)")
         if name not in (*known, ALL):
-            raise ValueError(f"engine {name!r}: expected one of {', '.join((*RIVALS, NUMPY, ALL))}")
+            names = (*RIVALS, NUMPY, ALL)
+            similar = "".join(f"; did you mean {known}?" for known in get_close_matches(name, names, 1))
+            raise ValueError(f"engine {name!r}: expected one of {', '.join(names)}{similar}")
     return tuple(dict.fromkeys(one for name in against for one in (known if name == ALL else (name,))))
 
 

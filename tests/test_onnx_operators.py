@@ -364,6 +364,23 @@ def test_unsupported_node_states_the_reason(item: Any, why: str) -> None:
     assert express(model.nodes[0], model) == NotUnderstood(why)
 
 
+@pytest.mark.parametrize(
+    "item", [node("Dropout", ["x"], ["d", "mask"]), node("MaxPool", ["x"], ["d", "at"], kernel_shape=[2, 2])]
+)
+def test_optional_outputs_that_nothing_reads_are_dropped(item: Any) -> None:
+    model = load_model(build([item, node("Relu", ["d"], ["y"])], {"x": (1, 4, 4, 4)}, ["y"]))
+    assert model.nodes[0].outputs == ("d",) and not model.values.keys() & {"mask", "at"}
+    assert not isinstance(express(model.nodes[0], model), NotUnderstood)
+    split = load_model(
+        build(
+            [node("Split", ["x"], ["d", "unread"], axis=1, num_outputs=2), node("Relu", ["d"], ["y"])],
+            {"x": (1, 4)},
+            ["y"],
+        )
+    )
+    assert split.nodes[0].outputs == ("d", "unread")  # it is not optional
+
+
 def test_convolution_with_four_spatial_dimensions_is_unchanged() -> None:
     conv = node("Conv", ["x", "k"], ["y"])
     model = load_model(build([conv], {"x": (1, 1, 2, 2, 2, 2)}, ["y"], {"k": np.ones((1, 1, 1, 1, 1, 1), np.float32)}))

@@ -262,6 +262,21 @@ def test_sizes_share_the_budget_and_after_an_interrupt_others_run_in_chunks(chun
     assert fast.conclusions()[-1].endswith("found by then; 1 size not tuned. A second run continues")
 
 
+def test_a_range_without_gain_says_what_was_not_tuned_and_shows_no_times_that_were_not_measured() -> None:
+    work = SizeOptimiser(scaled_softmax(), read_ranges(scaled_softmax(), {"x": (range(1, 9), 8)}), SHORT, 30.0)
+    work.prepare()
+    work.results.append(work.works[0].result())
+    late = replace(work.results[0], untuned=(("Exp_0",),))
+    nothing = work._choose(replace(work.result(), plans={(1,): late}, dimensions=()))
+    assert nothing.conclusions()[0].startswith("nothing gained")
+    assert nothing.conclusions()[-1] == "1 subprogram not tuned: repeat with budget=60, which continues"
+    stopped = replace(nothing, interrupted=True)
+    assert stopped.conclusions()[-1].endswith("; 2 sizes not tuned. A second run continues")
+    assert nothing.rows()[-1] == ["8", "", "", "", "the original (not measured)"]
+    last = json.loads(json.dumps(nothing.report()))["sizes"][-1]
+    assert last["seconds_before"] is last["seconds_after"] is None and last["speedup"] == 1.0
+
+
 def test_subprograms_that_gained_at_another_size_come_first() -> None:
     work = Optimiser(model(transposed()), SHORT)
     first, *others = [whole.nodes for whole in work.most_valuable_first()]

@@ -8,7 +8,7 @@ import gc
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from io import TextIOWrapper
@@ -66,14 +66,25 @@ class _Parser(argparse.ArgumentParser):
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown and self._subparsers is None:
             given = next((each.partition("=")[0] for each in unknown if each.startswith("-")), "")
-            similar = get_close_matches(given, self._option_string_actions, 1)
-            hint = f"; did you mean {similar[0]}?" if similar else ""
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{_hint(given, self._option_string_actions)}")
         return parsed, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += _hint(str(value), map(str, action.choices or ()))
+            raise
 
     def error(self, message: str) -> NoReturn:
         print(f"error: {message} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(BAD_INPUT)
+
+
+def _hint(given: str, known: Iterable[str]) -> str:
+    """Name the one of *known* that is most similar to *given*, if any is."""
+    similar = get_close_matches(given, known, 1)
+    return f"; did you mean {similar[0]}?" if similar else ""
 
 
 class _Version(argparse.Action):

@@ -23,6 +23,7 @@ from einnet_explore.cli.output import (
     write_json,
 )
 from einnet_explore.cli.values import parse_shapes
+from einnet_explore.support.limits import available_cores
 from einnet_explore.support.wording import count_noun, format_seconds
 
 
@@ -83,6 +84,8 @@ def _benchmark(arguments: argparse.Namespace) -> Callable[[str], Mapping[str, An
 
 def _table(result: Mapping[str, Any]) -> str:
     head = f"{result['case']}: {count_noun(result['threads'], 'thread')}, {count_noun(result['rounds'], 'round')}"
+    if result["load"] > available_cores():
+        head += f"; other programs ran (a load of {result['load']:.1f}): ratios may vary"
     rows: list[list[object]] = [["engine", "median", "iqr", "times ours", "error", "what it runs"]]
     for name, engine in result["engines"].items():
         error = f"{result['max_rel_error'][name]:.1e}"

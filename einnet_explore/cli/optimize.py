@@ -129,8 +129,8 @@ def _print_report(arguments: argparse.Namespace, fast: OptimisationResult) -> No
 def _write_outputs(arguments: argparse.Namespace, fast: OptimisationResult, report: JsonObject) -> list[BaseException]:
     """Write every requested output; return the errors of those that could not be written."""
     outputs: list[tuple[str | None, Callable[[str], None]]] = [
-        (arguments.output, lambda path: _write_model(path, fast)),
         (arguments.bundle, lambda path: _write_bundle(path, fast)),
+        (arguments.output, lambda path: _write_model(path, fast)),
         (arguments.html, lambda path: save_file(path, _report_page(arguments.model, fast))),
         (arguments.certificates, lambda path: _write_records(path, fast)),
         (arguments.json, lambda path: _write_report(path, fast, report, selection_seconds(arguments.budget))),
@@ -160,8 +160,11 @@ def _write_bundle(path: str, fast: OptimisationResult) -> None:
     """Write the bundle, which a GPU has not, and report how to use it."""
     if not isinstance(fast, GpuPlan):
         fast.save_bundle(path)
-        kept = any(part.kept for part in fast.bundled.parts) if isinstance(fast, Optimised) else True
-        original = "" if kept else " (the original model, without kernels)"
+        if isinstance(fast, Optimised):
+            is_original = not any(part.kept for part in fast.bundled.parts)
+        else:
+            is_original = not any(choice.chunks for choice in fast.choices.values())
+        original = " (the original model, without kernels)" if is_original else ""
         say(f"saved the bundle {path}{original}: {Path(path) / README} says how to run it")
 
 

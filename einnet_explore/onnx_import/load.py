@@ -194,6 +194,7 @@ def load_model(
     proto.ir_version = max(proto.ir_version, _IR_OF_WEIGHTS)
     proto = convert_opset(file, fold_shape_computations(file, proto, large))
     proto, folded = fold_constants(file, proto, large)
+    _drop_unread_outputs(proto)
     known = _model(file, _copy_dequantizations(proto), original, given, {**weights, **large}, folded)
     known = replace(with_expression_weights(known, (*RESIZE, *FOURIER)), dynamic=dynamic)
     return replace(known, stored=narrow, narrow=tuple(sorted(types))) if narrow is not None else known
@@ -202,6 +203,22 @@ def load_model(
 def _is_data(array: Array) -> bool:
     """Whether shape inference and converters need no element of *array*, a weight: it is large, and no indices."""
     return is_lendable(array) and array.size > MAX_KNOWN_ELEMENTS and (array.dtype.kind == "f" or array.itemsize < 4)
+
+
+def _drop_unread_outputs(proto: onnx.ModelProto) -> None:
+    """Drop optional outputs that nothing reads from the nodes of *proto*, such as the mask of ``Dropout``."""
+    graph, version, gone = proto.graph, opset(proto), set[str]()
+    read = {name for node in walk_nodes(proto) for name in node.input} | {value.name for value in graph.output}
+    for node in graph.node:
+        if read.issuperset(node.output) or node.domain or not onnx.defs.has(node.op_type, version, ""):
+            continue
+        for n, declared in enumerate(onnx.defs.get_schema(node.op_type, version).outputs[: len(node.output)]):
+            if declared.option == onnx.defs.OpSchema.FormalParameterOption.Optional and node.output[n] not in read:
+                gone.add(node.output[n])
+                node.output[n] = ""
+        while node.output and not node.output[-1]:
+            del node.output[-1]
+    replace_contents(graph.value_info, [value for value in graph.value_info if value.name not in gone])
 
 
 def _copy_dequantizations(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
-from math import inf
+from math import inf, isnan
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +41,7 @@ Chunks = tuple[SizeTuple, ...]
 class SizeChoice:
     """What runs inputs of *sizes*, and the seconds of the original *before* and of that *after*.
 
-    They are measured, or interpolated between measured sizes.
+    They are measured, or interpolated between measured sizes; NaN beyond these, as after an interrupt.
     """
 
     sizes: SizeTuple
@@ -314,8 +314,8 @@ class OptimisedSizes:
                 {
                     "sizes": dict(zip(names, each.sizes, strict=True)),
                     "plans": [list(chunk) for chunk in each.chunks],
-                    "seconds_before": each.before,
-                    "seconds_after": each.after if each.chunks else each.before,
+                    "seconds_before": (before := None if isnan(each.before) else each.before),
+                    "seconds_after": each.after if each.chunks else before,
                     "speedup": each.speedup,
                     "measured": each.is_measured,
                 }
@@ -336,6 +336,8 @@ class OptimisedSizes:
                 if not each.chunks:
                     cells[1] = cells[0]
                 how = "" if each.is_measured else " (interpolated)"
+                if isnan(each.before):
+                    cells, how = ["", "", ""], " (not measured)"
                 rows.append([", ".join(map(str, each.sizes)), *cells, self._describe(each) + how])
         return rows
 
@@ -378,10 +380,11 @@ class OptimisedSizes:
         count, threads = len(self.choices), count_noun(self._first.threads, "thread")
         rival = f"your model in ONNX Runtime ({threads})"
         if high == 1.0:
-            return [f"nothing gained: keep your file. Nothing was faster than {rival} at any size", *self._proofs()]
+            lines = [f"nothing gained: keep your file. Nothing was faster than {rival} at any size", *self._proofs()]
+            return [*lines, *self._later(budget)]
         original = sum(not each.chunks for each in self.choices.values())
         own, tuned = sum(each.chunks == (each.sizes,) for each in self.choices.values()), len(self.plans)
-        lines = [
+        return [
             f"{low:.2f} to {high:.2f} times as fast as {rival} at {count_noun(count, 'size')}",
             f"sizes run by plans of their own: {own}, in chunks: {count - own - original}, by the original: {original} "
             f"({count_noun(tuned, 'size')} tuned)",
@@ -389,20 +392,20 @@ class OptimisedSizes:
             f"largest difference {self._largest_difference:.1e} of the largest output",
             f"deploy this: {bundle}: a folder that ONNX Runtime runs from any language",
             f"as one ONNX file ({file}): {self._describe_file()}",
+            *self._later(budget),
         ]
+
+    def _later(self, budget: str) -> list[str]:
+        """Say what was not tuned, and how to continue; *budget* is what is written before the seconds of a budget."""
         late = sum(len(each.untuned) for each in self.plans.values())
-        missing = len(self.ranges.tuned) - tuned
+        missing = len(self.ranges.tuned) - len(self.plans)
         if self.interrupted:
-            lines.append(
-                "interrupted: this is the best of what was found by then"
-                + (f"; {count_noun(missing, 'size')} not tuned" if missing else "")
-                + ". A second run continues"
-            )
-        elif late:
-            lines.append(
-                f"{count_noun(late, 'subprogram')} not tuned: repeat with {budget}{2 * self.budget:g}, which continues"
-            )
-        return lines
+            untuned = f"; {count_noun(missing, 'size')} not tuned" if missing else ""
+            return [f"interrupted: this is the best of what was found by then{untuned}. A second run continues"]
+        if late:
+            what = f"{count_noun(late, 'subprogram')} not tuned"
+            return [f"{what}: repeat with {budget}{2 * self.budget:g}, which continues"]
+        return []
 
     def _describe_file(self) -> str:
         """Say what the file has, if its rewrites are selected."""

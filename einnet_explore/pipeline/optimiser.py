@@ -335,7 +335,7 @@ class Optimiser:
         passed = perf_counter() - self._began
         if self.stage != TUNING:
             effect = f" · {interrupt} keeps the best plan so far" if self.stage == SELECTING else ""
-            return f"{self.stage} · {passed:.0f} s{effect}"
+            return f"{'interrupted · ' if self.interrupted else ''}{self.stage} · {passed:.0f} s{effect}"
         spent, speedup = self.tuner.spent, self._estimated_speedup()
         best = f"best so far about {speedup:.2f} times as fast" if speedup != 1 else ""
         budget = f"{self.time_budget:.0f} s" + (" with earlier runs" if spent > passed + 1 else "")

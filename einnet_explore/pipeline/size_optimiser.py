@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import nan, prod
 from pathlib import Path
 from time import perf_counter
 
@@ -209,7 +209,8 @@ class SizeOptimiser:
         choices = {}
         for sizes in self.ranges.every:
             once, chunks = ways.get(sizes, (0.0, ()))
-            choice = measured.get(sizes) or SizeChoice(sizes, chunks, times(sizes), once * slower(sizes), False)
+            known = times(sizes) if times.covers(sizes) else nan
+            choice = measured.get(sizes) or SizeChoice(sizes, chunks, known, once * slower(sizes), False)
             if sizes in plans:
                 own = SizeChoice(sizes, (sizes,) * (sizes in seconds), before[sizes], seconds.get(sizes, 0.0), True)
                 choice = max(own, measured.get(sizes, own), key=lambda each: each.speedup)
@@ -234,6 +235,11 @@ class _Interpolation:
     """Values between those of some sizes, linear in the product of the sizes; 1 if there are none."""
 
     values: Mapping[SizeTuple, float]
+
+    def covers(self, sizes: SizeTuple) -> bool:
+        """Return whether *sizes* lie between those that have values."""
+        known = [prod(each) for each in self.values]
+        return min(known) <= prod(sizes) <= max(known)
 
     def __call__(self, sizes: SizeTuple) -> float:
         known = sorted((prod(each), value) for each, value in self.values.items())
