@@ -20,7 +20,7 @@ import numpy as np
 
 from einnet_explore.analysis.flattening import bounds_inside_source, flat_address
 from einnet_explore.analysis.indices import substitute_index
-from einnet_explore.codegen.language.lowering import flat_index, lower_scalar, memory_reader, tensor_name
+from einnet_explore.codegen.language.lowering import lower_scalar, memory_reader, result_address, tensor_name
 from einnet_explore.codegen.language.statements import (
     MAX_BLOCK_REGISTERS,
     Copy,
@@ -189,7 +189,7 @@ def _is_scalar_read(access: Access, scope: Scope, name: str) -> bool:
     if (left := next(iter(bounds_inside_source(access)), None)) is not None:
         raise Refused(f"{name} reads {access!r} also outside {left!r}: a padded read is not element-wise")
     address = flat_address(access)
-    here = flat_index((x - x.lo for x in scope.traversals), scope.shape)
+    here = result_address(scope)
     size, whole = prod(access.source.shape), prod(scope.shape)
     if size == whole and _is_same_address(address, here):
         return False
