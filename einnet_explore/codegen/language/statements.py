@@ -433,8 +433,9 @@ ExpressionRewrite = Callable[[Expr], "Expr | None"]
 
 def operands_of(of: Expr | Statement) -> tuple[Expr, ...]:
     """Return the expressions that an expression or a statement itself has, without those inside these."""
-    found = (value for value in _fields(of, _EXPRESSIONS) if value is not None)
-    return tuple(e for value in found for e in (value if isinstance(value, tuple) else (value,)))
+    if isinstance(of, Call):
+        return of.args
+    return tuple([e for name in _EXPRESSIONS[type(of)] if (e := getattr(of, name)) is not None])
 
 
 def map_operands(of: N, change: Callable[[Expr], Expr]) -> N:
