@@ -260,22 +260,13 @@ def tiled_reads(frame: CopyFrame) -> tuple[tuple[Access, ...], Iterator] | None:
         return None
     found: dict[Iterator, list[Access]] = {}
     for access in frame.reads:
-        step = _address_step(access, frame.inner)
-        if step is None or abs(step) <= 1:
-            continue
-        for x in frame.axes[:-1]:
-            if x.extent >= MIN_TILE_EXTENT and abs(_address_step(access, x) or 0) == 1:
-                found.setdefault(x, []).append(access)
+        place = flat_address(access)
+        if place.affine and abs(place.coefficient(frame.inner)) > 1:
+            for x in frame.axes[:-1]:
+                if x.extent >= MIN_TILE_EXTENT and abs(place.coefficient(x)) == 1:
+                    found.setdefault(x, []).append(access)
     best = max(found, key=lambda x: len(found[x]), default=None)
     return None if best is None else (tuple(found[best]), best)
-
-
-def _address_step(access: Access, x: Iterator) -> int | None:
-    """Return the elements by which one step of *x* moves *access*; None if that varies."""
-    place = flat_address(access)
-    if not place.affine:
-        return None if x in place.iterators else 0
-    return place.coefficient(x)
 
 
 def tiled_copy(frame: CopyFrame, reads: tuple[Access, ...], down: Iterator) -> Kernel:

@@ -27,7 +27,7 @@ from itertools import pairwise, permutations, product
 from math import lcm, prod
 
 from einnet_explore.analysis.bilinear import select_entry
-from einnet_explore.analysis.flattening import flat_address, row_major_strides
+from einnet_explore.analysis.flattening import flat_address
 from einnet_explore.analysis.indices import (
     common_divisor,
     compared_iterators,
@@ -98,9 +98,7 @@ def expand_table(access: Access) -> Scalar:
 
 def address_step(access: Access, x: Iterator) -> int:
     """Return the elements by which one step of *x* moves the read: exact where the index is affine in *x*."""
-    return sum(
-        s * _index_slope(i, x) for s, i in zip(row_major_strides(access.source.shape), access.index, strict=True)
-    )
+    return _index_slope(flat_address(access), x)
 
 
 def evaluation_count(scope: Scope) -> int:
