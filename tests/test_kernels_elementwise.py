@@ -39,7 +39,7 @@ from einnet_explore.codegen.elementwise import (
 from einnet_explore.codegen.language.printer import emit
 from einnet_explore.codegen.language.values import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, Type
 from einnet_explore.interpreter.evaluation import evaluate
-from einnet_explore.ir import Apply, Compare, Const, Iterator, Scalar, Scope, Table, Tensor, as_index
+from einnet_explore.ir import Apply, Compare, Const, Iterator, Scalar, Scope, Table, Tensor, as_index, mul
 from einnet_explore.runtime.cuda import nvrtc
 from einnet_explore.support.errors import BackendError, Refused
 from tests import kernel_machine
@@ -485,6 +485,9 @@ def test_tables_and_domains_are_not_element_wise() -> None:
         build_functor(Scope((i,), (), Table((2,), (Fraction(1), Fraction(2)))[(i,)]), "Y")
     with pytest.raises(Refused, match="functor Y compares i < 1"):
         build_functor(Scope((i,), (), Const(1), domain=(Bound(as_index(i), 0, 1),)), "Y")
+    doubled = Scope((i,), (), mul(Const(2), Tensor("A", (2,))[(i,)]), padding=((0, 1),))
+    with pytest.raises(Refused, match=r"Y reads A\[i\+1\] also outside 0 <= i\+1 < 2"):
+        build_functor(Scope((i,), (), doubled[(as_index(i) + 1,)]), "Y")
 
 
 # ---- bad input ----------------------------------------------------------------------------------------------------
