@@ -41,6 +41,27 @@ def test_identity_ignores_names_only() -> None:
     assert scope_identity(one) != scope_identity(two)
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        "tensor A[4, 6]\nY[i:4] = sum[j:5] A[i, j] * 2",
+        "tensor A[4, 5]\nY[i:4] = sum[j:4] A[i, j] * 2",
+        "tensor A[4, 5]\nY[i:4] = max[j:5] A[i, j] * 2",
+        "tensor A[4, 5]\nY[i:4] = sum[j:5] A[i, j] * 3",
+        "tensor A[4, 5] float16\nY[i:4] = sum[j:5] A[i, j] * 2",
+        "tensor A[4, 5] pad [0, 1] value 1\nY[i:4] = sum[j:5] A[i, j + 1] * 2",
+        "tensor A[4, 5] pad [0, 1]\nY[i:4] = sum[j:5] A[i, j + 1] * 2",
+        "tensor A[4, 5]\nY[i:4] = sum[j:5] A[i, j // 2] * 2",
+        "tensor A[4, 5]\nY[i:4] = sum[j:5] A[i, 4 - j] * 2",
+        "tensor A[4, 5]\nY[i:4] = sum[j:5] where(i < 2, A[i, j], 0) * 2",
+        "tensor A[4, 5]\nY[i:4] = sum[j:5] {[x:4, y:5] A[x, y] * 2}[i, j]",
+    ],
+)
+def test_what_a_kernel_depends_on_is_part_of_its_identity(other: str) -> None:
+    one = parse("tensor A[4, 5]\nY[i:4] = sum[j:5] A[i, j] * 2").equations[0].scope
+    assert scope_identity(one) != scope_identity(parse(other).equations[0].scope)
+
+
 def test_compiled_kernels_are_cached(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = TvmSource(parse("tensor A[9]\nY[i:9] = A[i] * 3").equations[0].scope)
     x = np.arange(9, dtype=np.float32)

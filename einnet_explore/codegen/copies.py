@@ -29,7 +29,6 @@ from einnet_explore.analysis.indices import fresh_name, guard, is_inside_box, it
 from einnet_explore.codegen.language.lowering import (
     FIRST_BLOCK,
     add_offset,
-    element_address,
     lower_comparison,
     lower_flat,
     lower_index,
@@ -37,6 +36,7 @@ from einnet_explore.codegen.language.lowering import (
     lower_scalar,
     memory_reader,
     mixed_radix_split,
+    result_address,
     result_array,
     tensor_name,
 )
@@ -175,14 +175,6 @@ class CopyFrame:
             at[x] = add_offset(var, x.lo)
         return at, out
 
-    def index(self, access: Access, at: Mapping[Iterator, Expr]) -> Expr:
-        """Return the position in memory of *access*, which stays inside its source."""
-        return lower_index(flat_address(access), at, self.wide)
-
-    def address(self, at: Mapping[Iterator, Expr]) -> Expr:
-        """Return the position of an element of the result."""
-        return _result_address(self.scope, at, self.wide)
-
     def scalar(self, body: Scalar, at: Mapping[Iterator, Expr], held: Mapping[Access, Expr]) -> Expr:
         """Return *body* for iterators of the values *at*; reads in *held* are already loaded."""
         marks = {access: Tensor(f"#{n}", ()) for n, access in enumerate(held)}
@@ -243,7 +235,8 @@ def _pack(frame: CopyFrame, at: Mapping[Iterator, Expr], packed: Iterable[Access
         own = Array(f"pack {n}", frame.kind, size, "private", align=PACK_BYTES)
         held[access] = own[j]
         yield LocalArray(own)
-        yield Copy(own, literal(0), frame.memory[tensor_name(access.source)], frame.index(access, at), size)
+        place = lower_index(flat_address(access), at, frame.wide)
+        yield Copy(own, literal(0), frame.memory[tensor_name(access.source)], place, size)
     made = Array("made", frame.kind, size, "private", align=PACK_BYTES)
     yield LocalArray(made)
     here = {**at, frame.inner: at[frame.inner] + cast(frame.wide, j)}
@@ -267,22 +260,13 @@ def tiled_reads(frame: CopyFrame) -> tuple[tuple[Access, ...], Iterator] | None:
         return None
     found: dict[Iterator, list[Access]] = {}
     for access in frame.reads:
-        step = _address_step(access, frame.inner)
-        if step is None or abs(step) <= 1:
-            continue
-        for x in frame.axes[:-1]:
-            if x.extent >= MIN_TILE_EXTENT and abs(_address_step(access, x) or 0) == 1:
-                found.setdefault(x, []).append(access)
+        place = flat_address(access)
+        if place.affine and abs(place.coefficient(frame.inner)) > 1:
+            for x in frame.axes[:-1]:
+                if x.extent >= MIN_TILE_EXTENT and abs(place.coefficient(x)) == 1:
+                    found.setdefault(x, []).append(access)
     best = max(found, key=lambda x: len(found[x]), default=None)
     return None if best is None else (tuple(found[best]), best)
-
-
-def _address_step(access: Access, x: Iterator) -> int | None:
-    """Return the elements by which one step of *x* moves *access*; None if that varies."""
-    place = flat_address(access)
-    if not place.affine:
-        return None if x in place.iterators else 0
-    return place.coefficient(x)
 
 
 def tiled_copy(frame: CopyFrame, reads: tuple[Access, ...], down: Iterator) -> Kernel:
@@ -321,7 +305,8 @@ def tiled_copy(frame: CopyFrame, reads: tuple[Access, ...], down: Iterator) -> K
     there, here = point(lower, column), point(column, lower)
     loads = (Store(t, lower * (TILE_SIDE + 1) + column, frame.scalar(a, there, {})) for a, t in tiles.items())
     held: dict[Access, Expr] = {access: tile[column * (TILE_SIDE + 1) + lower] for access, tile in tiles.items()}
-    store = Store(frame.result, frame.address(here), frame.scalar(frame.body, here, held))
+    place = lower_index(result_address(frame.scope), here, wide)
+    store = Store(frame.result, place, frame.scalar(frame.body, here, held))
     body += [inside(lower, column, *loads), Barrier(), Comment("write along the result"), inside(column, lower, store)]
     return frame.kernel(tuple(body), TILE_SIDE * TILE_ROWS, prod(counts.values()) * prod(x.extent for x in rest))
 
@@ -437,10 +422,6 @@ def _cpu_inputs(scope: Scope) -> dict[str, Array]:
     return {t.name: Array(t.name, F32, const=True, noalias=True) for t in tensors(scope)}
 
 
-def _result_address(scope: Scope, at: Mapping[Iterator, Expr], kind: Type) -> Expr:
-    return element_address(scope.shape, tuple(x - x.lo for x in scope.traversals), at, kind)
-
-
 @dataclass(frozen=True)
 class _TransposeWriter:
     scope: Scope
@@ -546,7 +527,7 @@ class _TransposeWriter:
         """Return the loops over the rows of the result from *first* on, in the columns of a tile."""
         i, j = Var(":i", I64), Var(":j", I64)
         here = {**at, self.last: at[self.last] + i, self.along: add_offset(j + first, self.along.lo)}
-        store = Store(self.out, _result_address(self.scope, here, I64), lower_flat(body, here, self.memory))
+        store = Store(self.out, lower_index(result_address(self.scope), here, I64), lower_flat(body, here, self.memory))
         return counted_loop(j, self.few_rows, counted_loop(i, self.side, store, hint="simd"))
 
     def _begin(self, x: Iterator, number: Expr) -> Expr:
@@ -569,7 +550,7 @@ class _TransposeWriter:
         fill = tuple(self._row(body, tile, row, rows, i, side))
         yield LocalArray(tile)
         if self.prefetched and run == self.last and not self.streamed:
-            ahead = _result_address(self.scope, {**column, run: column[run] + self.across}, I64)
+            ahead = lower_index(result_address(self.scope), {**column, run: column[run] + self.across}, I64)
             yield unrolled(i, side, Prefetch(self.out, ahead, True))
         elif self.prefetched:
             there = self._read(self.largest, {**row, run: row[run] + self.wide(run)})
@@ -587,7 +568,7 @@ class _TransposeWriter:
             yield If(fits, (loop,), (short,))
         else:
             yield loop
-        to = _result_address(self.scope, at, I64)
+        to = lower_index(result_address(self.scope), at, I64)
         yield StoreTransposed(self.out, to, self.step, tile, side, self.streamed, number % side)
 
     def _row_place(self, access: Access, first: Expr, i: Var, at: Mapping[Iterator, Expr]) -> Expr:
@@ -815,8 +796,8 @@ class _RegionWriter:
         yield counted_loop(
             v, lanes, Store(row, v, lower_flat(body, {**at, longer: add_offset(v, last.lo)}, self.read)), hint="vector"
         )
-        index = tuple(where.get(x, as_index(x.lo)) - x.lo for x in self.scope.traversals)
-        yield Copy(self.result, element_address(self.scope.shape, index, at), row, Literal(0, I64), width)
+        index = {x: where.get(x, x.lo) for x in self.scope.traversals}
+        yield Copy(self.result, lower_index(result_address(self.scope, index), at, I64), row, Literal(0, I64), width)
 
     def _prefetch_next_row(self, body: Scalar, at: Mapping[Iterator, Expr]) -> Iterable[Statement]:
         """Prefetch the reads of the next row of rows: hardware does not predict short rows that lie apart."""
@@ -841,9 +822,8 @@ class _RegionWriter:
         return [*loads, *(replace(s, value=replace_expressions(s.value, variable)) for s in stores)]
 
     def _store(self, body: Scalar, at: Mapping[Iterator, Expr], where: Mapping[Iterator, Index]) -> Store:
-        index = tuple(where[x] - x.lo for x in self.scope.traversals)
         value = replace_expressions(lower_flat(body, at, self.read), _join_conditions)
-        return Store(self.result, element_address(self.scope.shape, index, at), value)
+        return Store(self.result, lower_index(result_address(self.scope, where), at, I64), value)
 
 
 def _join_conditions(value: Expr) -> Expr | None:

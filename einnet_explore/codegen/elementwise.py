@@ -18,9 +18,9 @@ from math import prod
 
 import numpy as np
 
-from einnet_explore.analysis.flattening import flat_address
-from einnet_explore.analysis.indices import substitute, substitute_index
-from einnet_explore.codegen.language.lowering import flat_index, lower_scalar, memory_reader
+from einnet_explore.analysis.flattening import bounds_inside_source, flat_address
+from einnet_explore.analysis.indices import substitute_index
+from einnet_explore.codegen.language.lowering import lower_scalar, memory_reader, result_address, tensor_name
 from einnet_explore.codegen.language.statements import (
     MAX_BLOCK_REGISTERS,
     Copy,
@@ -54,7 +54,7 @@ from einnet_explore.codegen.language.values import (
     literal,
     type_of,
 )
-from einnet_explore.codegen.preparation import conditions_in
+from einnet_explore.codegen.preparation import conditions_in, inline_nested
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -166,54 +166,30 @@ def build_functor(
     Scopes that it reads are inlined.  A tensor with a single element is a scalar.  Raises Refused, with the read or the
     condition in question, if the expression is not element-wise, and for types without a common one.
     """
+    if scope.summations:
+        sums = ", ".join(f"{s.name}:{s.lo}..{s.hi}" for s in scope.summations)
+        raise Refused(f"{name} has {scope.reduce}[{sums}]: a reduction is not element-wise")
     given = kinds or {}
     found: dict[str, bool] = {}
 
     def read_operand(access: Access) -> Scalar:
-        source = access.source
-        if not isinstance(source, Tensor):
-            raise Refused(f"{name} reads a table at {access.index!r}: that is not element-wise")
-        single = _is_scalar_read(access, scope, name)
-        if found.setdefault(source.name, single) != single:
-            raise Refused(f"{name} reads {source.name} both by position and as a scalar")
-        return operand_read(source.name)
+        operand, single = tensor_name(access.source), _is_scalar_read(access, scope, name)
+        if found.setdefault(operand, single) != single:
+            raise Refused(f"{name} reads {operand} both by position and as a scalar")
+        return operand_read(operand)
 
-    body = map_accesses(_flat(scope, name), read_operand)
+    body = map_accesses(inline_nested(scope), read_operand)
     typed = [(n, given.get(n, kind)) for n in found]
     operands, scalars = (tuple(t for t in typed if found[t[0]] == is_scalar) for is_scalar in (False, True))
     return Functor(body, given.get(name, kind), operands, scalars, name)
 
 
-def _flat(scope: Scope, name: str) -> Scalar:
-    """Return the body of *scope* with the scopes that it reads inlined."""
-    if scope.summations:
-        sums = ", ".join(f"{s.name}:{s.lo}..{s.hi}" for s in scope.summations)
-        raise Refused(f"{name} has {scope.reduce}[{sums}]: a reduction is not element-wise")
-    if scope.domain:
-        raise Refused(f"{name} is computed where {scope.domain[0]!r} only: that is not element-wise")
-
-    def inline_scope(access: Access) -> Scalar:
-        if not isinstance(access.source, Scope):
-            return access
-        _check_inside(access, name)
-        at = dict(zip(access.source.traversals, access.index, strict=True))
-        return substitute(_flat(access.source, name), at)
-
-    return map_accesses(scope.body, inline_scope)
-
-
-def _check_inside(access: Access, name: str) -> None:
-    for index, (lo, hi) in zip(access.index, access.source.box, strict=True):
-        least, most = index.bounds
-        if least < lo or most >= hi:
-            raise Refused(f"{name} reads {access.source!r} at {index} in [{least}, {most}], outside [{lo}, {hi})")
-
-
 def _is_scalar_read(access: Access, scope: Scope, name: str) -> bool:
     """True if *access* reads the only element of its source, False if it reads the position that is written."""
-    _check_inside(access, name)
+    if (left := next(iter(bounds_inside_source(access)), None)) is not None:
+        raise Refused(f"{name} reads {access!r} also outside {left!r}: a padded read is not element-wise")
     address = flat_address(access)
-    here = flat_index((x - x.lo for x in scope.traversals), scope.shape)
+    here = result_address(scope)
     size, whole = prod(access.source.shape), prod(scope.shape)
     if size == whole and _is_same_address(address, here):
         return False

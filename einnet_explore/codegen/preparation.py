@@ -22,11 +22,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise, permutations, product
 from math import lcm, prod
 
 from einnet_explore.analysis.bilinear import select_entry
-from einnet_explore.analysis.flattening import flat_address, row_major_strides
+from einnet_explore.analysis.flattening import flat_address
 from einnet_explore.analysis.indices import (
     common_divisor,
     compared_iterators,
@@ -97,9 +98,7 @@ def expand_table(access: Access) -> Scalar:
 
 def address_step(access: Access, x: Iterator) -> int:
     """Return the elements by which one step of *x* moves the read: exact where the index is affine in *x*."""
-    return sum(
-        s * _index_slope(i, x) for s, i in zip(row_major_strides(access.source.shape), access.index, strict=True)
-    )
+    return _index_slope(flat_address(access), x)
 
 
 def evaluation_count(scope: Scope) -> int:
@@ -275,7 +274,7 @@ def collapse_dimensions(scope: Scope) -> Scope:
     rows = zip(scope.traversals, scope.traversals[1:], strict=False)
     for x, y in (*rows, *permutations(scope.summations, 2)):
         if _are_neighbours(reads, x, y) and not {x, y} & {*compared_iterators(scope.body)}:
-            return collapse_dimensions(_merge(scope, x, y))
+            return collapse_dimensions(merge_neighbours(scope, x, y))
     return scope
 
 
@@ -322,51 +321,57 @@ def drop_unit_dimensions(access: Access) -> Access:
 
 
 def _are_neighbours(reads: tuple[Access, ...], x: Iterator, y: Iterator) -> bool:
-    """True if *x* and *y* index neighbouring dimensions, the same ones of a tensor in all its reads, or none."""
+    """True if all *reads* have *x* and *y* as neighbours, each as an index of its own, and a tensor's at one place."""
     if x.lo or y.lo:
         return False
-    seen: dict[str, int] = {}
+    places: dict[str, int | None] = {}
     for access in reads:
+        d = next((d for d, i in enumerate(access.index) if x in i.iterators), None)
         name = access.source.name if isinstance(access.source, Tensor) else ""
-        inside = [d for d, i in enumerate(access.index) if x in i.iterators or y in i.iterators]
-        place = inside[0] if inside else -1
-        if seen.setdefault(name, place) != place:
+        if not reads_as_neighbours(access, x, y) or places.setdefault(name, d) != d:
             return False
-        if inside:
-            box = access.source.box
-            neighbours = len(inside) == 2 and inside[1] == place + 1
-            if not neighbours or access.index[place].single != x or access.index[place + 1].single != y:
-                return False
-            if box[place][0] or x.hi > box[place][1] or box[place + 1] != (0, y.hi):
-                return False
+        if d is not None and (access.index[d].single != x or access.source.box[d][0] or x.hi > access.source.box[d][1]):
+            return False
     return True
 
 
-def _merge(scope: Scope, x: Iterator, y: Iterator) -> Scope:
-    both = Iterator(x.name, 0, x.extent * y.extent)
+def reads_as_neighbours(access: Access, x: Iterator, y: Iterator) -> bool:
+    """True if *access* reads by *x*, plus other iterators, and by all of *y* in the next dimension; or by neither."""
+    inside = [d for d, i in enumerate(access.index) if x in i.iterators or y in i.iterators]
+    if not inside:
+        return True
+    if len(inside) != 2 or inside[1] != inside[0] + 1 or not isinstance(access.source, Tensor):
+        return False
+    first, second = (access.index[d] for d in inside)
+    rest = first - as_index(x)
+    whole = access.source.box[inside[1]] == (0, y.hi)
+    return second.single == y and whole and x not in rest.iterators and y not in rest.iterators
 
-    def collapse_group(group: tuple[Iterator, ...]) -> tuple[Iterator, ...]:
-        return tuple(both if s == x else s for s in group if s != y)
 
-    return replace(
-        scope,
-        traversals=collapse_group(scope.traversals),
-        summations=collapse_group(scope.summations),
-        body=map_accesses(scope.body, lambda access: collapse_read(access, x, y, both)),
-        padding=(),
+def merge_neighbours(scope: Scope, x: Iterator, y: Iterator) -> Scope:
+    """Return *scope* with the iterators *x* and *y*, which every access reads as neighbours, as one."""
+    both = _merged(x, y)
+    traversals, summations = (
+        tuple(both if s == x else s for s in group if s != y) for group in (scope.traversals, scope.summations)
     )
+    body = map_accesses(scope.body, partial(merge_read, x=x, y=y))
+    return replace(scope, traversals=traversals, summations=summations, body=body, padding=())
 
 
-def collapse_read(access: Access, x: Iterator, y: Iterator, both: Iterator) -> Access:
-    """Return *access* with the neighbouring dimensions of *x* and *y*, the inner one whole, as one of *both*."""
+def merge_read(access: Access, x: Iterator, y: Iterator) -> Access:
+    """Return *access* with the neighbouring dimensions of *x* and *y*, the inner one whole, as one."""
     d = next((d for d, i in enumerate(access.index) if x in i.iterators), None)
     match access.source:
         case Tensor(_, shape, _, _, _, origin) as source if d is not None:
             start = (*origin[:d], origin[d] * y.extent, *origin[d + 2 :]) if origin else ()
             one = replace(source, shape=(*shape[:d], shape[d] * y.extent, *shape[d + 2 :]), padding=(), origin=start)
-            at = (access.index[d] - as_index(x)) * y.extent + both
+            at = (access.index[d] - as_index(x)) * y.extent + _merged(x, y)
             return Access(one, (*access.index[:d], at, *access.index[d + 2 :]))
     return access
+
+
+def _merged(x: Iterator, y: Iterator) -> Iterator:
+    return Iterator(x.name, 0, x.extent * y.extent)
 
 
 MAX_POLYPHASE = 8

@@ -25,7 +25,13 @@ from einnet_explore.analysis.indices import (
     substitute_index,
 )
 from einnet_explore.analysis.products import two_reads
-from einnet_explore.codegen.preparation import collapse_read, drop_unit_dimensions, narrowest_window
+from einnet_explore.codegen.preparation import (
+    drop_unit_dimensions,
+    merge_neighbours,
+    merge_read,
+    narrowest_window,
+    reads_as_neighbours,
+)
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -214,27 +220,10 @@ def _collapse_traversals(core: Scope, epilogue: Scalar) -> tuple[Scope, Scalar]:
     """Collapse neighbouring traversals that every read has as neighbouring dimensions, the inner one whole."""
     for x, y in zip(core.traversals, core.traversals[1:], strict=False):
         reads = (*accesses(core.body), *(a for a in accesses(epilogue) if a.source != SUM_RESULT))
-        if {x, y} & {*compared_iterators(epilogue)} or not all(_reads_as_neighbours(a, x, y) for a in reads):
+        if {x, y} & {*compared_iterators(epilogue)} or not all(reads_as_neighbours(a, x, y) for a in reads):
             continue
-        both = Iterator(x.name, 0, x.extent * y.extent)
-
-        one = partial(collapse_read, x=x, y=y, both=both)
-        traversals = tuple(both if t == x else t for t in core.traversals if t != y)
-        merged = replace(core, traversals=traversals, body=map_accesses(core.body, one))
-        return _collapse_traversals(merged, map_accesses(epilogue, one))
+        return _collapse_traversals(merge_neighbours(core, x, y), map_accesses(epilogue, partial(merge_read, x=x, y=y)))
     return core, epilogue
-
-
-def _reads_as_neighbours(access: Access, x: Iterator, y: Iterator) -> bool:
-    inside = [d for d, i in enumerate(access.index) if x in i.iterators or y in i.iterators]
-    if not inside:
-        return True
-    if len(inside) != 2 or inside[1] != inside[0] + 1 or not isinstance(access.source, Tensor):
-        return False
-    first, second = (access.index[d] for d in inside)
-    rest = first - as_index(x)
-    whole = access.source.box[inside[1]] == (0, y.hi)
-    return second.single == y and whole and x not in rest.iterators and y not in rest.iterators
 
 
 def _split_phases(core: Scope, reads: tuple[Access, Access], epilogue: Scalar) -> SumOfProducts | None:

@@ -148,8 +148,8 @@ class PointRow:
 
 
 @dataclass(frozen=True)
-class LaneWriter(LoopWriter):
-    """Writes nests for rows of *row_points*; *rows* holds, by name, the values of a row of points."""
+class CpuWriter(LoopWriter):
+    """Writes nests for a point, or for a row of *row_points*; *rows* holds, by name, the values of a row of points."""
 
     row_points: int = ROW_POINTS
     rows: dict[str, Array] = field(default_factory=dict)
@@ -346,29 +346,6 @@ class LaneWriter(LoopWriter):
 
         return [*out, *self._with_rows(row, known).loop(self, frame, body)]
 
-
-def cpu_kernel(flat: FusedLayout, kind: Type, row_points: int = ROW_POINTS) -> Kernel:
-    """Return the kernel of *flat*: inputs, outputs, slots, ``FIRST_BLOCK``, sizes and strides, constants.
-
-    Its launch has as many blocks as points (or rows of *row_points*), counted from the first block.
-    """
-    row_points = flat.joined or row_points
-    frame = EmissionState(flat, kind, I64)
-    first = Var(FIRST_BLOCK, I64)
-    params: tuple[Array | Var, ...] = (*frame.arrays.values(), first, *frame.numbers)
-    return Kernel("fused", params, tuple(_CpuWriter(flat, row_points).kernel(frame, first)))
-
-
-def cpu_blocks(flat: FusedLayout, row_points: int = ROW_POINTS) -> int:
-    """Return the number of blocks of the kernel of *flat*."""
-    blocks = {x: flat.extents[x] for x in flat.grid if x != flat.swept}
-    if flat.together is not None:
-        blocks[flat.together] = -(-blocks[flat.together] // (flat.joined or row_points))
-    return prod(blocks.values())
-
-
-@dataclass(frozen=True)
-class _CpuWriter(LaneWriter):
     def kernel(self, frame: EmissionState, first: Var) -> Iterable[Statement]:
         """Yield the coordinates of the grid point, then its stages."""
         lanes = self.flat.together
@@ -478,3 +455,23 @@ class _CpuWriter(LaneWriter):
         body: list[Statement] = [Declare(number, minimum(frame.extent(lane) - begin, self.row_points))]
         body += self.reduce_by_lane(frame, nest, row, ())
         return [counted_loop(begin, frame.extent(lane), *body, step=self.row_points)]
+
+
+def cpu_kernel(flat: FusedLayout, kind: Type, row_points: int = ROW_POINTS) -> Kernel:
+    """Return the kernel of *flat*: inputs, outputs, slots, ``FIRST_BLOCK``, sizes and strides, constants.
+
+    Its launch has as many blocks as points (or rows of *row_points*), counted from the first block.
+    """
+    row_points = flat.joined or row_points
+    frame = EmissionState(flat, kind, I64)
+    first = Var(FIRST_BLOCK, I64)
+    params: tuple[Array | Var, ...] = (*frame.arrays.values(), first, *frame.numbers)
+    return Kernel("fused", params, tuple(CpuWriter(flat, row_points).kernel(frame, first)))
+
+
+def cpu_blocks(flat: FusedLayout, row_points: int = ROW_POINTS) -> int:
+    """Return the number of blocks of the kernel of *flat*."""
+    blocks = {x: flat.extents[x] for x in flat.grid if x != flat.swept}
+    if flat.together is not None:
+        blocks[flat.together] = -(-blocks[flat.together] // (flat.joined or row_points))
+    return prod(blocks.values())

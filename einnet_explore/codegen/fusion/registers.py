@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import log2, prod
 from types import MappingProxyType
+from typing import TypeAlias
 
 import numpy.typing as npt
 
@@ -76,7 +77,10 @@ WARP, SMALL_BLOCK_THREADS = 32, 128
 OTHER_REGISTERS = 36
 """Registers of a thread for everything but the elements that it holds."""
 
-Places = Mapping[str, tuple[Iterator, ...]]
+Place: TypeAlias = tuple[Array, Expr]
+"""An array, and the position of the first element of a pack there."""
+
+MemoryAxes = Mapping[str, tuple[Iterator, ...]]
 """The axes of each memory's dimensions, for memories that are accessed at a point's own place only."""
 
 
@@ -209,7 +213,7 @@ def _slots(fused: FusedKernel, kind: Type, held: Sequence[str]) -> dict[str, int
     return found
 
 
-def own_places(fused: FusedKernel) -> Places:
+def own_places(fused: FusedKernel) -> MemoryAxes:
     """Return the memories that are read and written at a point's own place only, each with its dimensions' axes."""
     outside = {read_name(a) for step in fused.steps for a in accesses(step.body) if not stays_inside(a)}
     uses = memory_uses(fused)
@@ -219,7 +223,7 @@ def own_places(fused: FusedKernel) -> Places:
     return {m: axes for m, axes in own.items() if len({*axes}) == ranks[m] and m not in outside}
 
 
-def _pack_size(flat: FusedLayout, kind: Type, inner: Sequence[Iterator], places: Places) -> int:
+def _pack_size(flat: FusedLayout, kind: Type, inner: Sequence[Iterator], places: MemoryAxes) -> int:
     """Return the elements of a pack: 16 bytes of the widest type if the largest memories have whole packs, else 1."""
     fused = flat.fused
     widest = max(fused.type_of(m, kind).stored.size for m in fused.spaces)
@@ -257,7 +261,7 @@ class RegisterWriter(GpuWriter):
 
     share: Share
     inner: tuple[Iterator, ...]
-    near: Places
+    near: MemoryAxes
     held: tuple[str, ...]
     slots: Mapping[str, int]
 
@@ -274,27 +278,28 @@ class RegisterWriter(GpuWriter):
         last = [m for m in stores if m in held and self._is_complete(m, number)]
         out: list[Statement] = [LocalArray(held[m]) for m in begun]
 
-        def holding(k: Expr) -> list[Statement]:
-            return self._pack(
-                frame, k * share.threads + thread, [m for m in loads if m not in held],
-                [m for m in stores if m not in held], {m: (a, k * share.pack) for m, a in held.items()}, body,
-            )  # fmt: skip
+        def load(k: Expr) -> list[Statement]:
+            there = self._places(frame, first, k * share.threads + thread)
+            return [Copy(held[m], k * share.pack, *there[m], share.pack) for m in first]
 
-        def moving(memories: Iterable[str], store: bool, k: Expr) -> list[Statement]:
-            return [
-                self._copy(frame, m, k * share.threads + thread, (held[m], k * share.pack), store) for m in memories
-            ]
+        def compute(k: Expr) -> list[Statement]:
+            at = k * share.threads + thread
+            reads, writes = (self._places(frame, (m for m in used if m not in held), at) for used in (loads, stores))
+            near = {m: (array, k * share.pack) for m, array in held.items()}
+            made = self._pack(frame, at, body, reads, writes.items(), near)
+            return made + [Copy(*to, *near[m], share.pack) for m, to in self._places(frame, last, at).items()]
 
         if share.held:
             if first:
-                out += self._each_pack(wide, 0, share.held, lambda k: moving(first, False, k))
-            out += self._each_pack(wide, 0, share.held, lambda k: [*holding(k), *moving(last, True, k)])
+                out += self._each_pack(wide, 0, share.held, load)
+            out += self._each_pack(wide, 0, share.held, compute)
         if share.shared:
             out += self._through_shared_memory(frame, number, loads, stores, body)
         if share.kept * share.threads < share.packs:
             q = self.var("pack", wide)
+            reads, writes = (self._places(frame, memories, q) for memories in (loads, stores))
+            streamed = self._pack(frame, q, body, reads, writes.items())
             start = thread + share.kept * share.threads
-            streamed = tuple(self._pack(frame, q, loads, stores, {}, body))
             out.append(counted_loop(q, share.packs, *streamed, start=start, step=share.threads))
         return out
 
@@ -302,9 +307,8 @@ class RegisterWriter(GpuWriter):
         self, frame: EmissionState, number: int, loads: Sequence[str], stores: Sequence[str], body: LoopBody
     ) -> list[Statement]:
         """Write *body* of the nest *number* for the packs that the thread has in shared memory."""
-        share, wide = self.share, frame.wide
+        share, wide, spans = self.share, frame.wide, self._spans
         thread = cast(wide, self.lane)
-        spans = self._spans
         arrays = {m: self._shared_array(frame, m) for m in self.held}
         begun = {self.slots[m] for m, used in spans.items() if used[0] < number}
         new = {self.slots[m]: m for m, used in spans.items() if used[0] == number and self.slots[m] not in begun}
@@ -312,11 +316,17 @@ class RegisterWriter(GpuWriter):
         done = [m for m in stores if m not in arrays or self._is_complete(m, number)]
 
         def through(k: Expr) -> list[Statement]:
+            at = k * share.threads + thread
             near = {m: (a, ((k - share.held) * share.threads + thread) * share.pack) for m, a in arrays.items()}
             before = {m: near[m] for m in loads if m in near and spans[m][0] < number}
-            after = {m: near[m] for m in kept if m in stores or spans[m][0] == number}
-            at = k * share.threads + thread
-            return self._pack(frame, at, loads, done, {}, body, before, after)
+            after = [(m, near[m]) for m in kept if m in stores or spans[m][0] == number]
+            return self._pack(
+                frame,
+                at,
+                body,
+                self._places(frame, loads, at) | before,
+                [*self._places(frame, done, at).items(), *after],
+            )
 
         declared: list[Statement] = [LocalArray(arrays[m]) for m in new.values()]
         return [*declared, *self._each_pack(wide, share.held, share.kept, through, LOADS_IN_FLIGHT)]
@@ -387,46 +397,35 @@ class RegisterWriter(GpuWriter):
         self,
         frame: EmissionState,
         at: Expr,
-        loads: Iterable[str],
-        stores: Iterable[str],
-        held: Mapping[str, tuple[Array, Expr]],
         body: LoopBody,
-        before: Mapping[str, tuple[Array, Expr]] = MappingProxyType({}),
-        after: Mapping[str, tuple[Array, Expr]] = MappingProxyType({}),
+        reads: Mapping[str, Place],
+        writes: Iterable[tuple[str, Place]],
+        held: Mapping[str, Place] = MappingProxyType({}),
     ) -> list[Statement]:
-        """Write *body* for the elements of pack *at*: registers for *loads* and *stores*, beside those *held*.
+        """Write *body* for the elements of pack *at*, through registers beside those *held*.
 
-        Those in *before* are loaded from where it says, instead; those in *after* are stored there, too.
+        The packs of *reads* are loaded from there before, and those of *writes* stored there afterwards.
         """
         share, wide = self.share, frame.wide
-        own: dict[str, tuple[Array, Expr]] = {}
+        own: dict[str, Place] = {}
         out: list[Statement] = []
-        for memory in dict.fromkeys((*loads, *stores, *after)):
+        writes = tuple(writes)
+        for memory in dict.fromkeys((*reads, *(m for m, _ in writes))):
             array = replace(self._array(frame, memory, share.pack), name=f":pack {memory} {self.var('').name}")
             own[memory] = array, Literal(0, wide)
             out.append(LocalArray(array))
-        for m in loads:
-            source = before.get(m)
-            out.append(Copy(*own[m], *source, share.pack) if source else self._copy(frame, m, at, own[m], False))
+        out += [Copy(*own[m], *place, share.pack) for m, place in reads.items()]
         j = self.var("element", wide)
         near = {m: (array, first + j) for m, (array, first) in {**held, **own}.items()}
         here, made = self.split_position(frame, self.inner, at * share.pack + j)
         out.append(unrolled(j, share.pack, *made, *body(replace(here, near=near))))
-        out += [self._copy(frame, m, at, own[m], True) for m in stores]
-        out += [Copy(*place, *own[m], share.pack) for m, place in after.items()]
-        return out
+        return out + [Copy(*place, *own[m], share.pack) for m, place in writes]
 
-    def _copy(
-        self, frame: EmissionState, memory: str, at: Expr, registers: tuple[Array, Expr], store: bool
-    ) -> Statement:
-        """Copy the pack *at* of *memory* to *registers*, or back."""
-        array, place = self._address(frame, memory, at)
-        near, first = registers
-        if store:
-            return Copy(array, place, near, first, self.share.pack)
-        return Copy(near, first, array, place, self.share.pack)
+    def _places(self, frame: EmissionState, memories: Iterable[str], at: Expr) -> dict[str, Place]:
+        """Return the places of pack *at* of *memories*."""
+        return {m: self._address(frame, m, at) for m in memories}
 
-    def _address(self, frame: EmissionState, memory: str, at: Expr) -> tuple[Array, Expr]:
+    def _address(self, frame: EmissionState, memory: str, at: Expr) -> Place:
         """Return (array, position) of the first element of pack *at* of *memory*."""
         fused = self.flat.fused
         digits = mixed_radix_split(self.inner, at * self.share.pack, frame.extent)

@@ -377,19 +377,6 @@ ROUNDED_SUM_NUMBER_SOURCE = f"""float rounded_sum_float32(
 """The same as a number: without the bits of fractions, so that nothing is converted."""
 
 
-def _with_type(source: str, name: str, kind: Type) -> tuple[str, str]:
-    """Return the function *name*, and its *source*, for numbers of *kind*."""
-    name = name if kind == F32 else f"{name}_{kind!r}"
-    word, suffix = C.spell(kind), "f" if kind == F32 else ""
-    for sign, text in (
-        ("NAME", name), ("BITS", C.spell(Type("int", kind.bits))),
-        ("(T)", f"({word})"), ("T ", f"{word} "), ("FMA(", f"__builtin_fma{suffix}("),
-        ("IRINT(", f"__builtin_irint{suffix}("), ("RINT(", f"rint{suffix}("),
-    ):  # fmt: skip
-        source = source.replace(sign, text)
-    return name, source
-
-
 C_SOURCES = {"erf": ERF_SOURCE, "exp": EXP_SOURCE, "tanh": TANH_SOURCE, "rounded_sum": ROUNDED_SUM_NUMBER_SOURCE}
 """Functions of float32 that the C dialect defines."""
 
@@ -434,16 +421,22 @@ class Dialect:
 
     def helper_text(self, name: str, kind: Type) -> str:
         """Return the definition of the helper *name* of *kind*."""
-        out = self._source(name, kind)
-        if not out:
+        source = self._source(name, kind)
+        if not source:
             raise Refused(f"{name} of {kind!r} is no function of {self.name}, and its entry has no c_definition")
-        one = "1.0f" if kind == F32 else "1.0"
+        return self.define(name, source, kind)
+
+    def define(self, name: str, source: str, kind: Type) -> str:
+        """Return the definition of the helper *name*, whose *source* has signs for the type and its functions."""
+        word, suffix, own = self.spell(kind), "f" if kind == F32 else "", self.built_ins(kind)
         for sign, text in (
-            ("ONE", one), ("EXP", self.built_ins(kind).get("exp", "exp_N")), ("SQRT", self.built_ins(kind).get("sqrt")),
-            ("_N", f"_{kind!r}"), ("T ", f"{self.spell(kind)} "),
+            ("NAME", name), ("_N", f"_{kind!r}"), ("T ", f"{word} "), ("(T)", f"({word})"), ("ONE", f"1.0{suffix}"),
+            ("BITS", self.spell(Type("int", kind.bits))), ("EXP", own.get("exp", f"exp_{kind!r}")),
+            ("SQRT", own.get("sqrt", "SQRT")), ("FMA(", f"__builtin_fma{suffix}("),
+            ("IRINT(", f"__builtin_irint{suffix}("), ("RINT(", f"rint{suffix}("),
         ):  # fmt: skip
-            out = out.replace(sign, text or sign)
-        return f"{self.helper} {out}"
+            source = source.replace(sign, text)
+        return f"{self.helper} {source}"
 
 
 CUDA = Dialect(
@@ -626,7 +619,7 @@ class ExpressionPrinter:
                 self.dialect is C and kind in (F32, F64) and (parts := _reciprocal(value, kind))
             ):
                 operands = (left, Literal(value, kind), *(Literal(part, kind) for part in parts))
-                name = self._helper(*_with_type(QUOTIENT_SOURCE, "quotient", kind))
+                name = self._helper("quotient", QUOTIENT_SOURCE, kind)
                 return f"{name}({', '.join(map(self.expr, operands))})", _ATOM_PRECEDENCE
             case Binary(op, left, right):
                 binds = _PRECEDENCE[op]
@@ -638,7 +631,7 @@ class ExpressionPrinter:
             case Cast(kind, arg) if self.dialect is C and (
                 whole := nearest_integer(arg if isinstance(arg, Cast) and not kind.integer else e)
             ):
-                name = self._helper(*_with_type(NEAREST_INTEGER_SOURCE, "nearest_integer", whole[0].type))
+                name = self._helper("nearest_integer", NEAREST_INTEGER_SOURCE, whole[0].type)
                 ends = ", ".join(f"{n:.0f}" for n in whole[1:])
                 return f"({self.dialect.spell(kind)}){name}({self.expr(whole[0])}, {ends})", UNARY_PRECEDENCE
             case Cast(kind, Call("rounded_sum", args)) if self.dialect is C and kind.integer:
@@ -676,9 +669,10 @@ class ExpressionPrinter:
             return f"__half2float({text})", _ATOM_PRECEDENCE
         return (f"(float){text}", UNARY_PRECEDENCE) if array.kind == F16 else (text, _ATOM_PRECEDENCE)
 
-    def _helper(self, name: str, source: str) -> str:
-        """Return *name*, a function of *source*."""
-        self.helpers.setdefault(name, f"{self.dialect.helper} {source}")
+    def _helper(self, stem: str, source: str, kind: Type = F32) -> str:
+        """Return the name of the function of *source* for *kind*: *stem*, and the type unless it is float32."""
+        name = stem if kind == F32 else f"{stem}_{kind!r}"
+        self.helpers.setdefault(name, self.dialect.define(name, source, kind))
         return name
 
     def _call(self, name: str, args: tuple[Expr, ...]) -> str:

@@ -9,9 +9,9 @@ from einnet_explore.codegen.language.statements import (
     Declare,
     For,
     Statement,
+    all_expressions,
     all_statements,
     declared_names,
-    own_expressions,
     replace_expressions,
     rewrite_statement,
     walk_expression,
@@ -78,10 +78,9 @@ def _counters(statement: Statement) -> tuple[str, ...]:
 
 def _guards(body: Iterable[Statement]) -> Iterable[Binary]:
     """Yield the comparisons that decide whether an element is read."""
-    for s in all_statements(body):
-        for e in (part for own in own_expressions(s) for part in walk_expression(own)):
-            if isinstance(e, Select) and any(isinstance(part, Load) for part in walk_expression(e.yes)):
-                yield from (c for c in _conjuncts(e.condition) if isinstance(c, Binary))
+    for e in all_expressions(body):
+        if isinstance(e, Select) and any(isinstance(part, Load) for part in walk_expression(e.yes)):
+            yield from (c for c in _conjuncts(e.condition) if isinstance(c, Binary))
 
 
 def _conjuncts(condition: Expr) -> tuple[Expr, ...]:

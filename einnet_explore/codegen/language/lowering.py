@@ -45,6 +45,7 @@ from einnet_explore.ir import (
     Const,
     ElementType,
     Index,
+    IndexLike,
     Iterator,
     Quotient,
     Remainder,
@@ -52,6 +53,7 @@ from einnet_explore.ir import (
     Scope,
     Table,
     Tensor,
+    as_index,
     is_exact_cast,
     map_accesses,
 )
@@ -233,11 +235,9 @@ def flat_index(index: Iterable[Index], shape: tuple[int, ...]) -> Index:
     return sum((i * stride for i, stride in zip(index, row_major_strides(shape), strict=True)), Index())
 
 
-def element_address(
-    shape: tuple[int, ...], index: tuple[Index, ...], at: Mapping[Iterator, Expr], kind: Type = I64
-) -> Expr:
-    """Return the position of element *index* in an array of *shape* for iterators of the values *at*."""
-    return lower_index(flat_index(index, shape), at, kind)
+def result_address(scope: Scope, at: Mapping[Iterator, IndexLike] = MappingProxyType({})) -> Index:
+    """Return the position of an element of *scope* in memory, for traversals of the values *at*, or of their own."""
+    return flat_index((at.get(x, x) - as_index(x.lo) for x in scope.traversals), scope.shape)
 
 
 def add_offset(value: Expr, number: int) -> Expr:

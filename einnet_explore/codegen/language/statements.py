@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from math import prod
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from einnet_explore.codegen.language.values import (
     BOOL,
@@ -35,6 +35,8 @@ from einnet_explore.codegen.language.values import (
 )
 from einnet_explore.ir.node import Node, node
 from einnet_explore.support.errors import Refused
+
+N = TypeVar("N", bound=Node)
 
 PACK_BYTES = 16
 """The widest transfer of one instruction: 128 bits."""
@@ -280,6 +282,54 @@ Statement: TypeAlias = (
 )
 
 
+_DECLARED: Mapping[type[Node], tuple[str, ...]] = {
+    Declare: ("var",),
+    LocalArray: ("array",),
+    Part: ("array",),
+    LoadPair: ("left", "right"),
+}
+"""The fields that are declared variables and arrays."""
+
+_STATEMENTS: tuple[type[Node], ...] = typing.get_args(Statement)
+_NODES = (*_STATEMENTS, Literal, Var, LaunchIndex, Unary, Binary, Cast, Call, Select, Load)
+
+
+def _fields_of(*types: str) -> Mapping[type[Node], tuple[str, ...]]:
+    """Return the fields of each node that are of one of *types*, and not declared there."""
+    return {
+        kind: tuple(f.name for f in fields(kind) if f.type in types and f.name not in _DECLARED.get(kind, ()))
+        for kind in _NODES
+    }
+
+
+_EXPRESSIONS = _fields_of("Expr", "Expr | None", "tuple[Expr, ...]")
+"""The fields that are expressions."""
+
+_BODIES = _fields_of("tuple[Statement, ...]")
+"""The fields that are lists of statements."""
+
+_ARRAYS = _fields_of("Array")
+"""The fields that are accessed arrays: the one that is written first."""
+
+_ELEMENTS = {
+    kind: tuple((a.name, i.name) for a, i in pairwise(fields(kind)) if (a.type, i.type) == ("Array", "Expr"))  # type: ignore[arg-type]
+    for kind in _STATEMENTS
+    if kind is not Prefetch
+}
+"""The fields that are an array and, right behind it, the position of the elements that are accessed."""
+
+
+def _fields(of: Node, table: Mapping[type[Node], tuple[str, ...]]) -> Iterable[typing.Any]:
+    return (getattr(of, name) for name in table.get(type(of), ()))
+
+
+def _map_fields(of: N, table: Mapping[type[Node], tuple[str, ...]], change: Callable[[typing.Any], typing.Any]) -> N:
+    """Return *of* with *change* of its fields in *table*, except for those that are None."""
+    old = {name: getattr(of, name) for name in table[type(of)]}
+    new = {name: change(value) for name, value in old.items() if value is not None}
+    return replace(of, **new) if new else of  # type: ignore[type-var]
+
+
 def counted_loop(
     var: Var,
     stop: int | Expr,
@@ -311,8 +361,7 @@ def nested_bodies(statement: Statement) -> tuple[tuple[Statement, ...], ...]:
 
 def map_bodies(statement: Statement, change: Callable[[tuple[Statement, ...]], Iterable[Statement]]) -> Statement:
     """Return *statement* with *change* of the lists of statements inside it."""
-    bodies: dict[str, typing.Any] = {name: tuple(change(getattr(statement, name))) for name in _BODIES[type(statement)]}
-    return replace(statement, **bodies) if bodies else statement
+    return _map_fields(statement, _BODIES, lambda body: tuple(change(body)))
 
 
 MAX_BLOCK_THREADS, MAX_BLOCK_REGISTERS = 1024, 64 * 1024
@@ -382,21 +431,16 @@ class Kernel(Node):
 ExpressionRewrite = Callable[[Expr], "Expr | None"]
 
 
-def operands_of(expr: Expr) -> tuple[Expr, ...]:
-    """Return the direct operands of *expr*."""
-    match expr:
-        case Unary(_, arg) | Cast(_, arg):
-            return (arg,)
-        case Binary(_, left, right):
-            return left, right
-        case Call(_, args):
-            return args
-        case Select(condition, yes, no):
-            return condition, yes, no
-        case Load(_, index):
-            return (index,)
-        case _:
-            return ()
+def operands_of(of: Expr | Statement) -> tuple[Expr, ...]:
+    """Return the expressions that an expression or a statement itself has, without those inside these."""
+    if isinstance(of, Call):
+        return of.args
+    return tuple([e for name in _EXPRESSIONS[type(of)] if (e := getattr(of, name)) is not None])
+
+
+def map_operands(of: N, change: Callable[[Expr], Expr]) -> N:
+    """Return *of* with *change* of its operands."""
+    return _map_fields(of, _EXPRESSIONS, lambda e: tuple(map(change, e)) if isinstance(e, tuple) else change(e))
 
 
 def walk_expression(expr: Expr) -> Iterable[Expr]:
@@ -408,25 +452,8 @@ def walk_expression(expr: Expr) -> Iterable[Expr]:
 
 def replace_expressions(expr: Expr, to: ExpressionRewrite) -> Expr:
     """Replace every subexpression of *expr* for which *to* returns another one, outermost first."""
-    if (found := to(expr)) is not None:
-        return found
-    parts = [replace_expressions(part, to) for part in operands_of(expr)]
-    match expr:
-        case Unary(op):
-            return Unary(op, *parts)
-        case Cast(kind):
-            return Cast(kind, *parts)
-        case Binary(op):
-            return Binary(op, *parts)
-        case Call(name):
-            return Call(name, tuple(parts))
-        case Select(eager=eager):
-            condition, yes, no = parts
-            return Select(condition, yes, no, eager)
-        case Load(array):
-            return Load(array, *parts)
-        case _:
-            return expr
+    found = to(expr)
+    return map_operands(expr, lambda part: replace_expressions(part, to)) if found is None else found
 
 
 def all_statements(body: Iterable[Statement]) -> Iterable[Statement]:
@@ -439,7 +466,7 @@ def all_statements(body: Iterable[Statement]) -> Iterable[Statement]:
 
 def all_expressions(body: Iterable[Statement]) -> Iterable[Expr]:
     """Yield the expressions of *body* and their subexpressions, at any depth."""
-    return (e for s in all_statements(body) for own in own_expressions(s) for e in walk_expression(own))
+    return (e for s in all_statements(body) for own in operands_of(s) for e in walk_expression(own))
 
 
 def has_barrier(statement: Statement) -> bool:
@@ -447,58 +474,15 @@ def has_barrier(statement: Statement) -> bool:
     return any(isinstance(s, Barrier) for s in all_statements((statement,)))
 
 
-_DECLARED: Mapping[type[Node], tuple[str, ...]] = {
-    Declare: ("var",),
-    LocalArray: ("array",),
-    Part: ("array",),
-    LoadPair: ("left", "right"),
-}
-"""The fields that are declared variables and arrays."""
-
-
-def _fields_of(kind: type[Node], of: str) -> tuple[str, ...]:
-    """Return the fields of *kind* that are of the type *of* or None, and not declared there."""
-    own = (f for f in fields(kind) if f.name not in _DECLARED.get(kind, ()))  # type: ignore[arg-type]
-    return tuple(f.name for f in own if f.type in (of, f"{of} | None"))
-
-
-_EXPRESSIONS = {kind: _fields_of(kind, "Expr") for kind in typing.get_args(Statement)}
-"""The fields that are expressions."""
-
-_BODIES = {kind: _fields_of(kind, "tuple[Statement, ...]") for kind in typing.get_args(Statement)}
-"""The fields that are lists of statements."""
-
-_ARRAYS = {kind: _fields_of(kind, "Array") for kind in typing.get_args(Statement)}
-"""The fields that are accessed arrays: the one that is written first."""
-
-_ELEMENTS = {
-    kind: tuple((a.name, i.name) for a, i in pairwise(fields(kind)) if (a.type, i.type) == ("Array", "Expr"))
-    for kind in typing.get_args(Statement)
-    if kind is not Prefetch
-}
-"""The fields that are an array and, right behind it, the position of the elements that are accessed."""
-
-
-def _fields(statement: Statement, of: Mapping[type[Node], tuple[str, ...]]) -> Iterable[typing.Any]:
-    return (getattr(statement, name) for name in of.get(type(statement), ()))
-
-
-def own_expressions(statement: Statement) -> tuple[Expr, ...]:
-    """Return the expressions that *statement* itself evaluates, without those of nested statements."""
-    return tuple(e for e in _fields(statement, _EXPRESSIONS) if e is not None)
-
-
 def rewrite_statement(statement: Statement, to: ExpressionRewrite) -> Statement:
     """Replace the expressions in *statement*, at any depth; declarations stay."""
     s = map_bodies(statement, lambda body: (rewrite_statement(b, to) for b in body))
-    old = {name: getattr(s, name) for name in _EXPRESSIONS.get(type(s), ())}
-    new: dict[str, typing.Any] = {name: replace_expressions(e, to) for name, e in old.items() if e is not None}
-    return replace(s, **new) if new else s
+    return map_operands(s, lambda e: replace_expressions(e, to))
 
 
 def accessed_arrays(statement: Statement) -> tuple[Array, ...]:
     """Return the arrays that *statement* itself accesses: those it writes first, then those its expressions read."""
-    read = (e.array for x in own_expressions(statement) for e in walk_expression(x) if isinstance(e, Load))
+    read = (e.array for x in operands_of(statement) for e in walk_expression(x) if isinstance(e, Load))
     return (*_fields(statement, _ARRAYS), *read)
 
 
@@ -598,7 +582,7 @@ def _check_body(body: Iterable[Statement], scope: _Scope) -> None:
     known, alike = dict(scope.known), set(scope.uniform)
     for s in body:
         here = _Scope(known, scope.changing, frozenset(alike), scope.top)
-        for e in own_expressions(s):
+        for e in operands_of(s):
             _check_expression(e, known)
         for a in accessed_arrays(s):
             if known.get(a.name) != a:
@@ -625,7 +609,7 @@ def _check_body(body: Iterable[Statement], scope: _Scope) -> None:
 
 def _check_uniform(s: Statement, scope: _Scope) -> None:
     """Check that all threads reach the barriers in *s*, and all of a warp the products of fragments."""
-    varying = next((e for e in own_expressions(s) if nested_bodies(s) and not scope.alike(e)), None)
+    varying = next((e for e in operands_of(s) if nested_bodies(s) and not scope.alike(e)), None)
     if varying is None:
         return
     if has_barrier(s):

@@ -33,11 +33,12 @@ from einnet_explore.analysis.row_nest import (
     read_nodes,
 )
 from einnet_explore.codegen.language.lowering import (
-    element_address,
+    lower_index,
     lower_join,
     lower_scalar,
     memory_reader,
     mixed_radix_split,
+    result_address,
     result_array,
 )
 from einnet_explore.codegen.language.statements import (
@@ -70,7 +71,7 @@ from einnet_explore.codegen.language.values import (
     select,
 )
 from einnet_explore.codegen.tiling.kernel import copy_async
-from einnet_explore.ir import Access, Iterator, Scalar, Tensor, accesses, as_index
+from einnet_explore.ir import Access, Iterator, Scalar, Tensor, accesses
 from einnet_explore.support.errors import Refused
 
 LANES = 8
@@ -469,7 +470,7 @@ class OnlineWriter:
         scale = self._lower(nest.scale, {nest.row: _BASE + row}, nodes)
         size = PACK if n.extent % PACK == 0 else 1
         at = {**self._batch, nest.row: _BASE + row, n: place}
-        where = element_address(nest.scope.shape, tuple(map(as_index, nest.scope.traversals)), at, self.wide)
+        where = lower_index(result_address(nest.scope), at, self.wide)
         part = _ZERO if size == PACK else _AT
         copy = Copy(self.result, where, a["sums"], _ROW * width + _PART * PACK + part, size)
         store: tuple[Statement, ...] = (

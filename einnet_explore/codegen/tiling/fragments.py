@@ -22,11 +22,11 @@ from einnet_explore.analysis.flattening import flat_address, reads_packs
 from einnet_explore.analysis.indices import is_inside_box
 from einnet_explore.analysis.products import TensorContraction
 from einnet_explore.codegen.language.lowering import (
-    element_address,
     lower_index,
     lower_scalar,
     memory_reader,
     mixed_radix_split,
+    result_address,
     result_array,
 )
 from einnet_explore.codegen.language.statements import (
@@ -67,7 +67,7 @@ from einnet_explore.codegen.language.values import (
 )
 from einnet_explore.codegen.sum_of_products import SUM_RESULT
 from einnet_explore.codegen.tiling.cost import EpilogueContraction, as_contraction
-from einnet_explore.ir import Access, Iterator, Scope, Tensor, as_index
+from einnet_explore.ir import Access, Iterator, Scope, Tensor
 from einnet_explore.support.errors import Refused
 
 SIDE, DEPTH = 64, 32
@@ -160,6 +160,10 @@ class _Writer:
         return {t.name: Array(t.name, self.kinds[t.name], prod(t.shape), const=True) for t in self.tensors}
 
     @cached_property
+    def result(self) -> Array:
+        return result_array(self.memory, self.kinds[self.name], self.product.scope.shape)
+
+    @cached_property
     def k(self) -> tuple[Iterator, ...]:
         """The summations; that which moves along the memory of a factor comes last."""
         near = {x for access in (self.product.right, self.product.left) for x in _nearest(access)}
@@ -204,9 +208,8 @@ class _Writer:
             Comment("post-operations and write"),
             self._write(sums),
         )
-        result = result_array(self.memory, self.kinds[self.name], self.product.scope.shape)
         grid = (counts[0] * counts[1] * self.batches, 1, 1)
-        return Kernel(self.name, (*self.memory.values(), result), body, (THREADS, 1, 1), grid)
+        return Kernel(self.name, (*self.memory.values(), self.result), body, (THREADS, 1, 1), grid)
 
     def _places(self, counts: tuple[int, int]) -> Iterable[Statement]:
         """Yield the place of this block's tile, and the number of this thread's warp."""
@@ -312,18 +315,14 @@ class _Writer:
     def _write(self, sums: Array) -> Statement:
         """Return the stores of this thread's elements, after the post-operations."""
         i, j = Var(":i"), Var(":j")
-        result = result_array(self.memory, self.kinds[self.name], self.product.scope.shape)
         body: list[Statement] = []
         for n, (down, across) in enumerate(fragment_places(_THREAD % WARP_THREADS)):
             row = _ROW + _WARP % WARPS * WARP_SIDE + i * FRAGMENT_ROWS + down
             column = _COLUMN + _WARP // WARPS * WARP_SIDE + j * FRAGMENT_COLUMNS + across
             at, tests = self._at_sum(row, column)
-
             read = memory_reader(self.memory, I32, {SUM_RESULT.name: sums[_sum_place(i, j) + n]})
             value = lower_scalar(self.contraction.epilogue, at, read, F32)
-            index = tuple(map(as_index, self.product.scope.traversals))
-            store = Store(result, element_address(self.product.scope.shape, index, at, I32), value)
-            body += where_all(tests, store)
+            body += where_all(tests, Store(self.result, lower_index(result_address(self.product.scope), at), value))
         inner = unrolled(j, WARP_SIDE // FRAGMENT_COLUMNS, *body)
         return unrolled(i, WARP_SIDE // FRAGMENT_ROWS, inner)
 
