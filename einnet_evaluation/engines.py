@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 from einnet_evaluation.bench_cases import (
@@ -30,6 +29,7 @@ from einnet_explore.pipeline.subprogram import operator_digest
 from einnet_explore.pipeline.tuning_context import OriginalRun, Settings
 from einnet_explore.pipeline.tuning_task import MAX_ESTIMATE_RATIO
 from einnet_explore.runtime.arrays import Arrays
+from einnet_explore.runtime.measurement import own_seconds
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.syntax import load_text
@@ -79,16 +79,12 @@ class Engine:
     def sample(self, repeats: int, warm: bool = True) -> float:
         """Return *repeats* times the median seconds of a run, after a warm-up run if *warm*.
 
-        The median ignores runs that other processes interrupt.
+        Seconds are those of ``own_seconds``, so the time of other processes does not count; the median ignores runs
+        that these disturb.
         """
         if warm:
             self.call()
-        return repeats * median(self._run() for _ in range(repeats))
-
-    def _run(self) -> float:
-        began = perf_counter()
-        self.call()
-        return perf_counter() - began
+        return repeats * median(own_seconds(self.call, 1) for _ in range(repeats))
 
 
 def check_engines(path: str, against: Sequence[str]) -> tuple[str, ...]:

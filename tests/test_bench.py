@@ -15,6 +15,7 @@ from einnet_evaluation.rivals import ORT, RIVALS, Rival
 from einnet_evaluation.workers import Worker
 from einnet_explore.cli import main
 from einnet_explore.onnx_import.model import Model
+from einnet_explore.runtime import measurement
 from einnet_explore.runtime.arrays import Arrays
 
 
@@ -254,6 +255,12 @@ def test_a_worker_passes_on_what_is_wrong_and_serves_on(tmp_path: Path, case: st
         np.testing.assert_allclose(other.outputs["Y"], first.outputs["Y"], rtol=1e-4, atol=1e-4)
         with pytest.raises(RuntimeError, match="the engine's process ended with code 1"):
             worker.ask("nonsense")
+
+
+def test_sample_does_not_count_the_time_of_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurement, "perf_counter", iter((0.0, 8.0)).__next__)
+    monkeypatch.setattr(measurement, "process_time", iter((0.0, 2.0)).__next__)
+    assert Engine(lambda: None, {}, {}).sample(1, False) == 2.0
 
 
 def test_worker_reports_a_failed_sample_and_continues(case: str) -> None:

@@ -157,19 +157,19 @@ def sample_seconds(call: Callable[[], object], repeats: int, displace: Callable[
     A single call that takes longer than ``WARM_CACHE_SECONDS`` counts as it is.  If *displace* is given, it is called
     before each of them and does not count; there are ``DISPLACED_CALLS`` at most.
     """
-    first = _seconds(call, 1)
+    first = own_seconds(call, 1)
     if repeats == 1 and first > WARM_CACHE_SECONDS:
         return first
     if displace is None:
-        return _seconds(call, repeats) / repeats
+        return own_seconds(call, repeats) / repeats
     taken = []
     for _ in range(min(repeats, DISPLACED_CALLS)):
         displace()
-        taken.append(_seconds(call, 1))
+        taken.append(own_seconds(call, 1))
     return fmean(taken)
 
 
-def _seconds(call: Callable[[], object], repeats: int) -> float:
+def own_seconds(call: Callable[[], object], repeats: int) -> float:
     """Seconds of *repeats* calls by the clock, without the time that other processes had the cores.
 
     For one thread that is the processor's time, for several the clock's, whichever is less.  A call that hardly
