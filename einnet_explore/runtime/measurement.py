@@ -37,6 +37,9 @@ DISPLACED_CALLS = 5
 LONG_CALL_SECONDS = 0.05
 """Seconds of a first call from which on one call is a sample, though a first call is slower."""
 
+MAX_FIRST_RUN_RATIO = 4.0
+"""A long first call that takes more than this multiple of the time to beat is not repeated: it also allocates."""
+
 MIN_COMPUTE_SHARE = 0.1
 """A call that computes for less than this part of its time, and gave its core away, waits for something else."""
 
