@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 from einnet_evaluation.bench_cases import (
@@ -23,16 +22,20 @@ from einnet_explore.codegen.versions import all_versions
 from einnet_explore.ir import Program
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
+from einnet_explore.onnx_import.size_ranges import RangedShapes
 from einnet_explore.pipeline.baseline import discriminating_inputs
-from einnet_explore.pipeline.optimisation import optimize_model
+from einnet_explore.pipeline.optimisation import OptimiserOptions, begin_optimisation, optimize_model, run_to_end
+from einnet_explore.pipeline.optimised_sizes import OptimisedSizes, describe_tuple
 from einnet_explore.pipeline.plan import build_plan
 from einnet_explore.pipeline.selection import selection_seconds
 from einnet_explore.pipeline.subprogram import operator_digest
 from einnet_explore.pipeline.tuning_context import OriginalRun, Settings
 from einnet_explore.pipeline.tuning_task import MAX_ESTIMATE_RATIO
 from einnet_explore.runtime.arrays import Arrays
+from einnet_explore.runtime.measurement import own_seconds
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.support.storage import write_atomically
+from einnet_explore.support.wording import count_noun
 from einnet_explore.syntax import load_text
 
 OURS, EXPORTED, DIRECT = "einnet_explore", "onnxruntime on OUT.onnx", "direct"
@@ -80,16 +83,12 @@ class Engine:
     def sample(self, repeats: int, warm: bool = True) -> float:
         """Return *repeats* times the median seconds of a run, after a warm-up run if *warm*.
 
-        The median ignores runs that other processes interrupt.
+        Seconds are those of ``own_seconds``, so the time of other processes does not count; the median ignores runs
+        that these disturb.
         """
         if warm:
             self.call()
-        return repeats * median(self._run() for _ in range(repeats))
-
-    def _run(self) -> float:
-        began = perf_counter()
-        self.call()
-        return perf_counter() - began
+        return repeats * median(own_seconds(self.call, 1) for _ in range(repeats))
 
 
 def check_engines(path: str, against: Sequence[str]) -> tuple[str, ...]:
@@ -129,6 +128,8 @@ def _of_model(task: Task, feeds: Arrays | None) -> Engine:
     match task.engine:
         case "einnet_explore":
             model = load_model(task.path, task.shapes)
+            if sizes := _batch_sizes(model):
+                return _of_batches(task, model, sizes, feeds)
             fast = optimize_model(model, threads=task.threads, max_depth=task.max_depth, budget=task.budget)
             given = feeds or dict(fast.feeds)
             if task.export:
@@ -137,10 +138,43 @@ def _of_model(task: Task, feeds: Arrays | None) -> Engine:
             details = {"attribution": [a.to_json() for a in brought]} if task.attribute else {}
             return Engine(lambda: fast.plan.run(given), given, fast.plan.run(given), fast.summary(), details)
         case "onnxruntime on OUT.onnx":
-            found = _in_runtime(load_model(task.export), feeds, replace(task, engine=ORT))
+            found = _in_runtime(load_model(task.export, task.shapes), feeds, replace(task, engine=ORT))
             return replace(found, said="what was found, in standard operators")
         case _:
             return _in_runtime(load_model(task.path, task.shapes), feeds, task)
+
+
+def _batch_sizes(model: Model) -> dict[str, tuple[int | tuple[int, ...], ...]]:
+    """Return the shapes of the inputs of *model* with the sizes 1 and that of the batch; none without larger batches.
+
+    A batch is a dynamic dimension that is the first of an input.
+    """
+    first = {name: dims[0] for name, dims in model.dynamic.items() if dims and not isinstance(dims[0], int)}
+    shapes = {value.name: value.shape or () for value in model.inputs}
+    counts = {shapes[name][0] for name in first}
+    if len(counts) != 1 or 1 in counts:
+        return {}
+    sizes = (1, counts.pop())
+    return {name: (sizes, *shape[1:]) if name in first else shape for name, shape in shapes.items()}
+
+
+def _of_batches(task: Task, model: Model, sizes: RangedShapes, feeds: Arrays | None) -> Engine:
+    """Return the engine of *model*, tuned at these *sizes*: plans of one sample run a batch where that is faster."""
+    options = OptimiserOptions(shapes=sizes, threads=task.threads, max_depth=task.max_depth, budget=task.budget)
+    fast = run_to_end(begin_optimisation(task.path, options))
+    assert isinstance(fast, OptimisedSizes)
+    given = feeds or discriminating_inputs(model, build_plan(model, {}, task.threads))
+    if task.export:
+        write_atomically(task.export, fast.onnx().SerializeToString())
+    chunks = fast.chunks_of(given)
+    plan = fast.plans[chunks[0]] if chunks else None
+    brought = plan.attributions(selection_seconds(task.budget)) if plan and task.attribute else ()
+    details = {"attribution": [a.to_json() for a in brought]} if task.attribute else {}
+    whole = fast.ranges.sizes_of({name: array.shape for name, array in given.items()})
+    said = "the original" if plan is None else plan.summary()
+    if chunks and chunks != (whole,):
+        said = f"{count_noun(len(chunks), 'run')} of the plan of {describe_tuple(chunks[0])}: {said}"
+    return Engine(lambda: fast.run(given, chunks), given, fast.run(given, chunks), said, details)
 
 
 def _in_runtime(model: Model, feeds: Arrays | None, task: Task) -> Engine:

@@ -10,12 +10,12 @@ import importlib.util
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -31,6 +31,9 @@ MAX_REASON_LENGTH = 300
 """Characters of a converter's output that are quoted if it fails."""
 
 
+Shape: TypeAlias = "tuple[int, ...]"
+
+
 @dataclass(frozen=True, slots=True)
 class OpenModel:
     """A call that runs a model and returns its outputs, and a description."""
@@ -43,7 +46,7 @@ def open_in_openvino(model: Model, feeds: Arrays, threads: int) -> OpenModel:
     """Return *model* in OpenVINO, with the options that plans use."""
     import openvino
 
-    with _model_file(model) as path:
+    with _model_file(model.original) as path:
         request = compile_in_openvino(path, threads).create_infer_request()
     for value in model.inputs:
         request.set_tensor(value.name, openvino.Tensor(np.ascontiguousarray(feeds[value.name]), shared_memory=True))
@@ -57,40 +60,90 @@ def open_in_openvino(model: Model, feeds: Arrays, threads: int) -> OpenModel:
 
 
 def open_in_ncnn(model: Model, feeds: Arrays, threads: int) -> OpenModel:
-    """Return *model* in ncnn, whose arrays have no batch dimension."""
+    """Return *model* in ncnn, whose arrays have no batch dimension: the samples of a batch run one after the other.
+
+    That is done where all inputs and outputs have the same first dimension and the model does not run as it is.
+    """
+    names, shapes = [value.name for value in model.outputs], [value.shape for value in model.outputs]
+    arrays = {value.name: feeds[value.name] for value in model.inputs}
+    samples = _batch_size([*(array.shape for array in arrays.values()), *shapes])
+    said = f"ncnn {version('ncnn')}, float32"
+    try:
+        run = _ncnn_call(_ncnn_net(model.original, arrays, threads), arrays, shapes)
+        run()
+        return OpenModel(lambda: dict(zip(names, run(), strict=True)), said)
+    except ValueError:
+        if samples == 1:
+            raise
+    each = [{name: array[n : n + 1] for name, array in arrays.items()} for n in range(samples)]
+    net = _ncnn_net(_with_one_sample(model.original, arrays), each[0], threads)
+    runs = [_ncnn_call(net, one, [None if shape is None else (1, *shape[1:]) for shape in shapes]) for one in each]
+
+    def call() -> Arrays:
+        found = zip(*(run() for run in runs), strict=True)
+        return {name: np.concatenate(parts) for name, parts in zip(names, found, strict=True)}
+
+    return OpenModel(call, f"{said}, one sample after the other")
+
+
+def _ncnn_net(proto: onnx.ModelProto, arrays: Arrays, threads: int) -> Any:
+    """Return *proto*, converted for inputs of the shapes of *arrays*."""
     import ncnn
 
     net = ncnn.Net()
     net.opt.num_threads = threads
     for name in ("fp16_packed", "fp16_storage", "fp16_arithmetic", "bf16_packed", "bf16_storage"):
         setattr(net.opt, f"use_{name}", False)
-    with _model_file(model) as path:
-        shapes = ",".join(_pnnx_shape(name, feeds[name]) for name in (value.name for value in model.inputs))
+    with _model_file(proto) as path:
+        shapes = ",".join(_pnnx_shape(name, array) for name, array in arrays.items())
         _convert("pnnx", [_pnnx_path(), path.name, f"inputshape={shapes}", "fp16=0"], path.with_suffix(".ncnn.bin"))
         # These functions report failures by their results and by text on the standard error stream.
         if net.load_param(str(path.with_suffix(".ncnn.param"))) or net.load_model(str(path.with_suffix(".ncnn.bin"))):
             raise ValueError("ncnn cannot load the converted model: it has a layer that ncnn does not know")
-    given = {
-        f"in{n}": np.ascontiguousarray(array[0] if array.ndim > 1 and len(array) == 1 else array)
-        for n, array in enumerate(feeds[value.name] for value in model.inputs)
-    }
-    matrices = {name: ncnn.Mat(array) for name, array in given.items()}
+    return net
 
-    def call() -> Arrays:
+
+def _ncnn_call(net: Any, arrays: Arrays, shapes: Sequence[Shape | None]) -> Callable[[], list[Array]]:
+    """Return a call of *net* on *arrays* that returns outputs of *shapes*; it raises ValueError if they differ."""
+    import ncnn
+
+    given = [np.ascontiguousarray(a[0] if a.ndim > 1 and len(a) == 1 else a) for a in arrays.values()]
+    matrices = [(f"in{n}", ncnn.Mat(array), array) for n, array in enumerate(given)]  # a matrix does not own its array
+
+    def call() -> list[Array]:
         extractor = net.create_extractor()
-        for name, matrix in matrices.items():
+        for name, matrix, _ in matrices:
             extractor.input(name, matrix)
-        return {value.name: _extracted(extractor, f"out{n}", value) for n, value in enumerate(model.outputs)}
+        return [_extracted(extractor, f"out{n}", shape) for n, shape in enumerate(shapes)]
 
-    return OpenModel(call, f"ncnn {version('ncnn')}, float32")
+    return call
 
 
-def _extracted(extractor: Any, name: str, value: Any) -> Array:
+def _with_one_sample(proto: onnx.ModelProto, inputs: Iterable[str]) -> onnx.ModelProto:
+    """Return *proto* with a first dimension of 1 of *inputs* and all outputs, and unknown shapes between them."""
+    one, names = onnx.ModelProto(), {*inputs}
+    one.CopyFrom(proto)
+    del one.graph.value_info[:]
+    for value in (*(v for v in one.graph.input if v.name in names), *one.graph.output):
+        if value.type.tensor_type.shape.dim:
+            value.type.tensor_type.shape.dim[0].dim_value = 1
+    return one
+
+
+def _batch_size(shapes: Sequence[Shape | None]) -> int:
+    """Return the first dimension of *shapes* if it is the same in all of them, else 1."""
+    found = {shape[0] if shape else 1 for shape in shapes}
+    return found.pop() if len(found) == 1 else 1
+
+
+def _extracted(extractor: Any, name: str, shape: Shape | None) -> Array:
     failed, matrix = extractor.extract(name)
+    if failed or matrix.empty():  # its conversion to an array would crash
+        raise ValueError(f"ncnn: {name}: found no result, expected shape {shape}")
     array = np.array(matrix, copy=False)
-    if failed or (value.shape is not None and array.size != np.prod(value.shape)):
-        raise ValueError(f"ncnn: output {value.name}: found shape {array.shape}, expected {value.shape}")
-    return array if value.shape is None else array.reshape(value.shape)
+    if shape is not None and array.size != np.prod(shape):
+        raise ValueError(f"ncnn: {name}: found shape {array.shape}, expected {shape}")
+    return array if shape is None else array.reshape(shape)
 
 
 def _pnnx_path() -> str:
@@ -121,7 +174,7 @@ def open_in_mnn(model: Model, feeds: Arrays, threads: int) -> OpenModel:
     options = {"backend": 0, "numThread": threads, "precision": "high"}
     manager = MNN.nn.create_runtime_manager((options,))
     names = [[value.name for value in values] for values in (model.inputs, model.outputs)]
-    with _model_file(model) as path:
+    with _model_file(model.original) as path:
         made = path.with_suffix(".mnn")
         flags = ["-f", "ONNX", "--modelFile", str(path), "--MNNModel", str(made), "--bizCode", "einnet"]
         _convert("mnnconvert", [sys.executable, "-c", _MNN_CONVERTER, *flags], made)
@@ -151,11 +204,11 @@ def _mnn_output(expr: Any, made: Any) -> Array:
 
 
 @contextmanager
-def _model_file(model: Model) -> Generator[Path]:
-    """Write *model* as read, with its sizes set, to a file in a folder that is deleted afterwards."""
+def _model_file(proto: onnx.ModelProto) -> Generator[Path]:
+    """Write *proto* to a file in a folder that is deleted afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        onnx.save(model.original, path)
+        onnx.save(proto, path)
         yield path
 
 

@@ -14,7 +14,9 @@ from einnet_evaluation.library_runtimes import OpenModel
 from einnet_evaluation.rivals import ORT, RIVALS, Rival
 from einnet_evaluation.workers import Worker
 from einnet_explore.cli import main
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
+from einnet_explore.runtime import measurement
 from einnet_explore.runtime.arrays import Arrays
 
 
@@ -254,6 +256,37 @@ def test_a_worker_passes_on_what_is_wrong_and_serves_on(tmp_path: Path, case: st
         np.testing.assert_allclose(other.outputs["Y"], first.outputs["Y"], rtol=1e-4, atol=1e-4)
         with pytest.raises(RuntimeError, match="the engine's process ended with code 1"):
             worker.ask("nonsense")
+
+
+def test_batches_run_by_the_plan_of_one_sample_or_of_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float32)
+    nodes = [node("Conv", ["x", "w"], ["c"], pads=[1] * 4), node("Relu", ["c"], ["y"])]
+    path = tmp_path / "batch.onnx"
+    path.write_bytes(build(nodes, {"x": ["n", 3, 6, 6]}, ["y"], {"w": weight}).SerializeToString())
+    shapes = {"x": (3, 3, 6, 6)}
+    want = prepare(Task(str(path), ORT, 1, shapes))
+    for chunks in ((), ((3,),), ((1,),) * 3):
+        monkeypatch.setattr(engines.OptimisedSizes, "chunks_of", lambda *_, chosen=chunks: chosen)
+        made = prepare(Task(str(path), OURS, 1, shapes, 2, 1.0, str(tmp_path / "out.onnx")), want.feeds)
+        np.testing.assert_allclose(made.outputs["y"], want.outputs["y"], rtol=1e-4, atol=1e-4)
+        assert made.said.startswith("3 runs of the plan of 1: ") == (len(chunks) == 3)
+    exported = prepare(Task(str(path), EXPORTED, 1, shapes, export=str(tmp_path / "out.onnx")), want.feeds)
+    np.testing.assert_allclose(exported.outputs["y"], want.outputs["y"], rtol=1e-4, atol=1e-4)
+
+
+def test_only_first_dimensions_that_are_dynamic_are_batches(tmp_path: Path) -> None:
+    def sizes(declared: list[int | str], given: tuple[int, ...]) -> object:
+        proto = build([node("Relu", ["x"], ["y"])], {"x": declared}, ["y"])
+        return engines._batch_sizes(load_model(proto, {"x": given}))
+
+    assert sizes(["n", 3], (4, 3)) == {"x": ((1, 4), 3)}
+    assert sizes(["n", 3], (1, 3)) == sizes([4, "n"], (4, 3)) == sizes([4, 3], (4, 3)) == {}
+
+
+def test_sample_does_not_count_the_time_of_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurement, "perf_counter", iter((0.0, 8.0)).__next__)
+    monkeypatch.setattr(measurement, "process_time", iter((0.0, 2.0)).__next__)
+    assert Engine(lambda: None, {}, {}).sample(1, False) == 2.0
 
 
 def test_worker_reports_a_failed_sample_and_continues(case: str) -> None:

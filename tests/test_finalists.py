@@ -16,8 +16,8 @@ from einnet_explore.codegen.wide_values import rounds_exactly
 from einnet_explore.cost import CPU_DEFAULT, program_seconds
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program, Table, accesses, scopes
-from einnet_explore.pipeline import remote_tuning
-from einnet_explore.pipeline.fusion import fuse_eoperators
+from einnet_explore.pipeline import remote_tuning, tuning_task
+from einnet_explore.pipeline.fusion import chain_cycles, chain_in_blocks, fuse_eoperators
 from einnet_explore.pipeline.tuning_context import OriginalRun, Runtime, Settings, TuningContext
 from einnet_explore.pipeline.tuning_task import (
     MAX_ESTIMATE_RATIO,
@@ -26,11 +26,13 @@ from einnet_explore.pipeline.tuning_task import (
     Trial,
     TuningTask,
     Variant,
+    _Race,
     best_by_algorithm,
     blocked_forms,
     chain_groups,
     count_nodes,
     find_variants,
+    promising_chains,
     search_subprogram,
     select_finalists,
     trial_from_json,
@@ -230,6 +232,40 @@ def test_chains_are_found_among_algorithms_that_are_no_finalists() -> None:
     assert len(groups) == 9 and not blocked_forms(groups[:6], 4)
     assert [len(blocked_forms(groups, most)) for most in (1, 2, 4)] == [1, 2, 3]
     assert all(made.end.equations[-1].via is not None for made in blocked_forms(groups, 4))
+
+
+def test_chains_are_compiled_if_their_estimated_cycles_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    cycles = {"a": 3e6, "b": 5.9e6, "c": 6.1e6}
+    forms = [Derivation(ee.parse(f"tensor x[3]\n{name}[i:3] = x[i]\noutput {name}")) for name in cycles]
+    monkeypatch.setattr(tuning_task, "chain_cycles", lambda program, threads: cycles[program.outputs[0]])
+    monkeypatch.setattr(tuning_task, "clock_rate", lambda: 1e9)
+    assert promising_chains(forms, 1, 1.0) == tuple(forms[:2])
+    assert promising_chains(forms, 1, 4e-3) == tuple(forms[:1])
+    assert promising_chains(forms, 1, 2e-3) == promising_chains([], 1, 1.0) == ()
+
+
+def test_cycles_of_a_chain_are_those_of_its_products_at_least() -> None:
+    def chain(rows: int) -> Derivation:
+        made = chain_in_blocks(
+            Derivation(
+                ee.parse(
+                    f"tensor A[{rows}, 64]\ntensor B[64, 64] weight\ntensor C[{rows}, 64]\n"
+                    f"P[m:{rows}, n:64] = sum[k:64] A[m, k] * B[k, n]\nY[m:{rows}, n:64] = P[m, n] + C[m, n]"
+                )
+            )
+        )
+        assert made is not None
+        return made
+
+    few, many = (chain_cycles(chain(rows).end, 1) for rows in (64, 640))
+    assert few >= 64**3 / 32 and 8 * few < many < 12 * few
+    assert chain_cycles(START.end, 1) == 0
+
+
+def test_a_long_first_run_far_above_the_least_time_is_hopeless() -> None:
+    race = _Race(0.02, seconds={"fast": 0.015})
+    assert race.is_hopeless(0.061) and not race.is_hopeless(0.059)
+    assert not _Race(0.001).is_hopeless(0.04)  # a short one may have been disturbed
 
 
 def test_local_and_remote_candidates_have_the_same_finalists(tmp_path: Path) -> None:

@@ -47,6 +47,22 @@ def test_outputs_agree_with_onnx_runtime(name: str, model: str) -> None:
         np.testing.assert_allclose(made.outputs[key], array, rtol=1e-4, atol=1e-4)
 
 
+def test_samples_of_a_batch_run_one_after_the_other_in_ncnn(model: str) -> None:
+    need("ncnn")
+    shapes = {"x": (3, 3, 8, 8)}
+    want = prepare(Task(model, ORT, 1, shapes))
+    made = prepare(Task(model, "ncnn", 1, shapes), want.feeds)
+    assert made.said.endswith("float32, one sample after the other")
+    for key, array in want.outputs.items():
+        np.testing.assert_allclose(made.outputs[key], array, rtol=1e-4, atol=1e-4)
+
+
+def test_batch_size_is_the_first_dimension_of_all_shapes() -> None:
+    assert library_runtimes._batch_size([(4, 3), (4,)]) == 4
+    assert library_runtimes._batch_size([(4, 3), (8, 3)]) == 1
+    assert library_runtimes._batch_size([(4, 3), None]) == library_runtimes._batch_size([(4, 3), ()]) == 1
+
+
 @pytest.mark.parametrize("name", ["openvino", "mnn"])
 def test_batches_and_integers_are_inputs(name: str) -> None:
     need(name)

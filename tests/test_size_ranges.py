@@ -27,7 +27,7 @@ from einnet_explore.pipeline import size_optimiser as module
 from einnet_explore.pipeline.batch_independence import prove_independence
 from einnet_explore.pipeline.optimisation import OptimiserOptions
 from einnet_explore.pipeline.optimised import ORIGINAL_EXPORT, ExportedFile, Optimised
-from einnet_explore.pipeline.optimised_sizes import cheapest_chunks
+from einnet_explore.pipeline.optimised_sizes import Chunks, cheapest_chunks
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.plan import build_plan
 from einnet_explore.pipeline.size_dispatch import Chunking, dispatch_sizes
@@ -231,6 +231,25 @@ def test_sizes_between_the_tuned_ones_run_in_the_cheapest_chunks_and_others_by_t
         fast(x=np.zeros(8))
     with pytest.raises(ValueError, match="input x is missing, expected x"):
         fast()
+
+
+@pytest.mark.parametrize(("after", "chunks"), [(1.0, ((1,),) * 8), (5.0, ((8,),))])
+def test_a_tuned_size_runs_in_chunks_of_a_smaller_one_if_these_are_measured_to_be_faster(
+    chunks_are_faster: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: float, chunks: Chunks
+) -> None:
+    monkeypatch.setitem(SECONDS, 1, 0.25)  # the plan of 8 takes 4.5
+    times = {"before": Timing(10.0, 0, 1, (10.0,)), "after": Timing(after, 0, 1, (after,))}
+    monkeypatch.setattr(module, "time_calls", lambda *_, **__: times)
+    proto = scaled_softmax()
+    fast = ee.optimize(proto, shapes={"x": ([1, 8], 8)}, threads=1)
+    assert fast.choices[8,].chunks == chunks
+    x = w(8, 8)
+    Untuned.ran.clear()
+    np.testing.assert_allclose(fast(x=x)["y"], infer(proto, {"x": x})["y"], 1e-5, 1e-6)
+    assert Untuned.ran == [size for (size,) in chunks]
+    fast.save_bundle(tmp_path / "bundle")
+    manifest = json.loads((tmp_path / "bundle" / "manifest.json").read_text())
+    assert [each["sizes"] for each in manifest.get("chunks", [])] == [{"8": [1] * 8}] * (len(chunks) > 1)
 
 
 def test_chunks_that_differ_from_the_original_or_are_slower_are_not_used(

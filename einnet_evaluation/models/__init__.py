@@ -15,7 +15,7 @@ MODELS: tuple[EvaluationModel, ...] = (INFOGAN, DCGAN, FSRCNN, GCN, RESNET18, CS
 PARTS: tuple[EvaluationModel, ...] = (GCN_HEADS,)
 """Parts of them that are looked at by themselves."""
 
-__all__ = ["MODELS", "PARTS", "EvaluationModel", "write"]
+__all__ = ["MODELS", "PARTS", "EvaluationModel", "with_dynamic_batch", "write"]
 
 
 def write(
@@ -35,3 +35,14 @@ def write(
     if size is not None and (size < found.step or size % found.step):
         raise ValueError(f"size {size}: expected a positive multiple of {found.step} {found.counts}")
     return found.write(batch, size or found.size)
+
+
+def with_dynamic_batch(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, tuple[int, ...]]]:
+    """Return *proto* with a dynamic first dimension ``batch`` of all inputs and outputs, and its shapes by input."""
+    made = onnx.ModelProto()
+    made.CopyFrom(proto)
+    del made.graph.value_info[:]
+    shapes = {v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim) for v in proto.graph.input}
+    for value in (*made.graph.input, *made.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    return made, shapes

@@ -42,11 +42,12 @@ from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.fused_chain import Stage
 from einnet_explore.analysis.products import match_integer_product, multiplies_bytes
 from einnet_explore.analysis.regions import bijection
-from einnet_explore.codegen.fused_tiling.block_sizes import tileable_chain
+from einnet_explore.codegen.fused_tiling.block_sizes import choose_parts, parts_cycles, tileable_chain
 from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.ir import (
     VIEW,
     Access,
+    EOperatorKind,
     Equation,
     Index,
     Iterator,
@@ -307,6 +308,14 @@ def _generate_constants(derivation: Derivation) -> Derivation:
 def runs_in_blocks(scope: Scope) -> bool:
     """Whether there is a kernel with vectorised products for *scope*."""
     return tileable_chain(scope, this_machine()) is not None
+
+
+def chain_cycles(program: Program, threads: int) -> float:
+    """Estimate the cycles of the kernels in blocks of *program*."""
+    machine = this_machine()
+    scopes_in_blocks = (e.scope for e in program.equations if e.via and e.via.eoperator_kind is EOperatorKind.BLOCKED)
+    chains = [chain for scope in scopes_in_blocks if (chain := tileable_chain(scope, machine)) is not None]
+    return sum(parts_cycles(choose_parts(chain, threads, machine), threads, machine) for chain in chains)
 
 
 def _merge_reshapes(derivation: Derivation, name: str) -> Derivation:

@@ -54,6 +54,7 @@ from einnet_explore.pipeline.tuning_context import Runtime, TuningHistory
 from einnet_explore.runtime.hosts import Host, installed_hosts
 from einnet_explore.runtime.measurement import (
     LONG_CALL_SECONDS,
+    MAX_FIRST_RUN_RATIO,
     Enough,
     all_rounds,
     sample_seconds,
@@ -388,9 +389,6 @@ MIN_SELECTION_SECONDS = 10.0
 
 MIN_REMEMBERED_SPEEDUP = 1.0
 """Speedup that a remembered selection needs to be kept.  Were it ``MIN_SPEEDUP`` again, noise would decide."""
-
-MAX_FIRST_RUN_RATIO = 4.0
-"""A form whose first run takes this multiple of the original's run is not run again if that is long."""
 
 MAX_FORM_RATIO = 2.0
 """A form whose run takes this multiple of the original's is not measured in turns, and its plan is freed."""

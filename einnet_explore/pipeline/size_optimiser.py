@@ -4,7 +4,8 @@ A few sizes are tuned one after the other, the smallest first, by ``Optimiser``;
 that gained at one size are tuned first at the next; those that do not depend on the size are one task, tuned once.
 
 A dimension is *independent* if the model computes each element along it alone (``pipeline.batch_independence``).  Then
-any size can run in chunks of tuned sizes.  Some sizes are measured in this way, in turns with the original; between
+any size can run in chunks of tuned sizes, and one that was tuned in chunks of smaller ones, whose intermediate results
+may stay in a cache.  Some sizes are measured in this way, in turns with the original; between
 them times are interpolated.
 """
 
@@ -137,7 +138,7 @@ class SizeOptimiser:
         any_size = without_elements(with_declared_sizes(model), model.original_weights)
         original = build_plan(replace(model, original_proto=any_size), {}, self.settings.threads)
         found = OptimisedSizes(self.ranges, plans, original, {}, budget=self.budget or 0.0)
-        if len(self.ranges.every) > len(plans):
+        if len(self.ranges.every) > 1:  # those that were tuned, too, may be faster in chunks of smaller ones
             try:
                 dimensions, dependent = self._independent(tuple(plans))
                 found = replace(found, dimensions=dimensions, dependent=dependent)

@@ -19,16 +19,19 @@ from einnet_explore.analysis.equations import weight_only
 from einnet_explore.analysis.patterns import extents, pattern
 from einnet_explore.codegen.wide_values import rounds_computed_values, rounds_exactly
 from einnet_explore.ir import VIEW, EOperatorKind, Program, Table, accesses
-from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
+from einnet_explore.pipeline.fusion import chain_cycles, chain_in_blocks, fuse_eoperators
 from einnet_explore.pipeline.numerics import level_report, measure_errors
 from einnet_explore.pipeline.rounded_products import round_products
 from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, OriginalOpener, OriginalRun, Settings, TuningContext
 from einnet_explore.pipeline.vector_layouts import chain_in_vectors
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays
-from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.runtime.implementation_choice import ProfileStore, clock_rate
 from einnet_explore.runtime.measurement import (
+    LONG_CALL_SECONDS,
+    MAX_FIRST_RUN_RATIO,
     displacing_read,
+    own_seconds,
     sample_seconds,
     settle_seconds,
     stop_after,
@@ -214,6 +217,23 @@ def blocked_forms(groups: Iterable[Iterable[Variant]], most: int) -> tuple[Deriv
     return tuple(islice((made for group in forms if (made := next(filter(None, group), None)) is not None), most))
 
 
+MAX_CHAIN_SPREAD = 2.0
+"""A chain in blocks is compiled if its estimate is below this multiple of the cheapest one's, which is off by less."""
+
+
+def promising_chains(forms: Sequence[Derivation], threads: int, below: float) -> tuple[Derivation, ...]:
+    """Return those of the kernels in blocks *forms* whose estimates are below *below* seconds and near the least one.
+
+    The estimate counts the cycles of each stage.  A chain whose product reads all weights again for every block, or has
+    few rows, may take a hundred times as long as another one.
+    """
+    if not forms:
+        return ()
+    seconds = [chain_cycles(form.end, threads) / clock_rate() for form in forms]
+    most = min(below, MAX_CHAIN_SPREAD * min(seconds))
+    return tuple(form for form, one in zip(forms, seconds, strict=True) if one <= most)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """Measured times of a subprogram's original and of its best variant.
@@ -376,6 +396,11 @@ class _Race:
             self.correction = min(self.correction or ratio, ratio)
             self.samples[form.kind] = min(self.samples.get(form.kind, ratio), ratio)
 
+    def is_hopeless(self, once: float) -> bool:
+        """Whether a form whose first run took *once* seconds is too slow to be sampled: first runs allocate memory."""
+        least = min((self.original_seconds, *self.seconds.values()))
+        return once > max(LONG_CALL_SECONDS, MAX_FIRST_RUN_RATIO * least)
+
     def losers(self) -> list[str]:
         """Return the names of forms that are clearly slower than another one."""
         least = min(self.seconds.values())
@@ -491,9 +516,9 @@ class TuningTask:
     def _try_finalists(self, ranked: Sequence[Variant], memory: MemoryWatch) -> Trial:
         before = self.original_seconds
         stays = partial(Trial, seconds_before=before, seconds_after=before)
-        below = MAX_ESTIMATE_RATIO * before
-        promising = select_finalists(ranked, self.context.settings.finalists, below)
-        in_vectors = chain_in_vectors(self.program) if self.context.settings.runtime == "plan" else None
+        below, settings = MAX_ESTIMATE_RATIO * before, self.context.settings
+        promising = select_finalists(ranked, settings.finalists, below)
+        in_vectors = chain_in_vectors(self.program) if settings.runtime == "plan" else None
         if not promising and in_vectors is None:
             least = f"{ranked[0].seconds * 1e6:.0f} µs" if ranked else "no candidate"
             count = count_noun(len(ranked), "candidate")
@@ -503,12 +528,14 @@ class TuningTask:
         except Refused as shortage:
             return stays(why=str(shortage))
         forms = [_Form(fuse_eoperators(each.derivation()), each.seconds, each.kind) for each in promising]
-        groups = chain_groups(ranked, self.context.settings, below)
-        blocked = blocked_forms(groups, self.context.settings.finalists)
-        forms += map(_Form, blocked)
+        groups = chain_groups(ranked, settings, below)
+        blocked = blocked_forms(groups, settings.finalists)
         if in_vectors is not None and all(in_vectors.end != other.end for other in blocked):
-            forms.append(_Form(in_vectors))
-        if self.context.settings.numerics == "bf16":
+            blocked = (*blocked, in_vectors)
+        forms += map(_Form, promising_chains(blocked, settings.threads, below))
+        if not forms:
+            return stays(why=f"its kernels in blocks are estimated above {below * 1e6:.0f} µs")
+        if settings.numerics == "bf16":
             rounded = (round_products(form.derivation) for form in forms)
             forms += [_Form(derivation) for derivation in rounded if derivation is not None]
         finalists, times = self._measure(forms, memory)
@@ -584,7 +611,9 @@ class TuningTask:
         try:
             memory.require(working_set_bytes(derivation.end), "a candidate")
             run = self.context.compiler(derivation.end, self.constants)
-            got = run(feeds)
+            results: list[Arrays] = []
+            once = own_seconds(lambda: results.append(run(feeds)), 1)
+            got = results[0]
             plain, error = level_report(derivation), original.error(want, got)
             if plain.level == "bf16":
                 report = measure_errors(derivation, plain, {**feeds, **self.constants}, want, got)
@@ -605,8 +634,9 @@ class TuningTask:
             name = str(len(race.seconds))
             found.derivations[name], found.runners[name] = derivation, _bind_feeds(run, feeds)
             known = self.context.store.get(self._key("program", derivation.end))
-            sampled = (sample_seconds(found.runners[name], 1) for _ in range(2))
-            race.enter(name, form, known.seconds if known else min(sampled))
+            if known is None and not race.is_hopeless(once):
+                once = min(sample_seconds(found.runners[name], 1) for _ in range(2))
+            race.enter(name, form, known.seconds if known else once)
             for slow in race.losers():  # their copies of the weights are freed
                 found.derivations.pop(slow, None)
                 found.runners.pop(slow, None)

@@ -401,6 +401,13 @@ def peak_flops(threads: int = 1) -> float:
     return threads * 2 * rows * depth * columns / min(samples)
 
 
+@lru_cache(maxsize=1)
+def clock_rate() -> float:
+    """Cycles a second of one core: those in which it computes the products of ``peak_flops``."""
+    machine = this_machine()
+    return peak_flops() / (2 * machine.lanes * machine.fma_per_cycle)
+
+
 class ProfileStore(TimeStore):
     """A store of times that measures unknown ones."""
 

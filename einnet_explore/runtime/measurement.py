@@ -37,6 +37,9 @@ DISPLACED_CALLS = 5
 LONG_CALL_SECONDS = 0.05
 """Seconds of a first call from which on one call is a sample, though a first call is slower."""
 
+MAX_FIRST_RUN_RATIO = 4.0
+"""A long first call that takes more than this multiple of the time to beat is not repeated: it also allocates."""
+
 MIN_COMPUTE_SHARE = 0.1
 """A call that computes for less than this part of its time, and gave its core away, waits for something else."""
 
@@ -157,19 +160,19 @@ def sample_seconds(call: Callable[[], object], repeats: int, displace: Callable[
     A single call that takes longer than ``WARM_CACHE_SECONDS`` counts as it is.  If *displace* is given, it is called
     before each of them and does not count; there are ``DISPLACED_CALLS`` at most.
     """
-    first = _seconds(call, 1)
+    first = own_seconds(call, 1)
     if repeats == 1 and first > WARM_CACHE_SECONDS:
         return first
     if displace is None:
-        return _seconds(call, repeats) / repeats
+        return own_seconds(call, repeats) / repeats
     taken = []
     for _ in range(min(repeats, DISPLACED_CALLS)):
         displace()
-        taken.append(_seconds(call, 1))
+        taken.append(own_seconds(call, 1))
     return fmean(taken)
 
 
-def _seconds(call: Callable[[], object], repeats: int) -> float:
+def own_seconds(call: Callable[[], object], repeats: int) -> float:
     """Seconds of *repeats* calls by the clock, without the time that other processes had the cores.
 
     For one thread that is the processor's time, for several the clock's, whichever is less.  A call that hardly

@@ -579,12 +579,13 @@ def choose_parts(chain: Chain, threads: int, machine: Machine) -> tuple[ChainPar
     if threads > 1:
         ways += split_chain(chain)
     found = [tuple(replace(p, cuts=choose_cuts(p.chain, threads, machine)) for p in way) for way in ways]
+    return min(found, key=lambda way: parts_cycles(way, threads, machine))
 
-    def cycles(way: tuple[ChainPart, ...]) -> float:
-        between = sum(_displaced_cycles(p.size, machine) for p in way[:-1])
-        return between + sum(_chain_cycles(p.chain, p.cuts, threads, machine) for p in way)
 
-    return min(found, key=cycles)
+def parts_cycles(parts: tuple[ChainPart, ...], threads: int, machine: Machine) -> float:
+    """Return the estimated cycles of the *parts* of a chain, one after the other."""
+    between = sum(_displaced_cycles(part.size, machine) for part in parts[:-1])
+    return between + sum(_chain_cycles(part.chain, part.cuts, threads, machine) for part in parts)
 
 
 def _displaced_cycles(elements: int, machine: Machine) -> float:
