@@ -28,7 +28,6 @@ from time import perf_counter
 from typing import NamedTuple
 
 from einnet_explore.analysis.equations import weight_only
-from einnet_explore.equivalence.verdict import UNSOUND_KINDS
 from einnet_explore.onnx_export.export import Replacement
 from einnet_explore.pipeline.assembly import Assembler, Piece, PlanForm, PlanProgram, Proof
 from einnet_explore.pipeline.baseline import (
@@ -49,7 +48,8 @@ from einnet_explore.pipeline.optimised import (
     PlanMaker,
 )
 from einnet_explore.pipeline.plan import ExecutionPlan
-from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram, count_fusions
+from einnet_explore.pipeline.plan_layouts import Conversions, Unit, measure_conversions, propose_selection
+from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram, count_fusions, seconds_in_parts
 from einnet_explore.pipeline.tuning_context import Runtime, TuningHistory
 from einnet_explore.runtime.hosts import Host, installed_hosts
 from einnet_explore.runtime.measurement import (
@@ -58,6 +58,7 @@ from einnet_explore.runtime.measurement import (
     all_rounds,
     sample_seconds,
 )
+from einnet_explore.support.errors import Refused
 from einnet_explore.support.json_values import JsonObject, as_integers, as_number, as_object
 from einnet_explore.support.limits import return_free_memory
 
@@ -79,11 +80,32 @@ MAX_SINGLE_TRIALS = 8
 MAX_CONTENDERS = 4
 """Groups of contenders, which nearly won by themselves, that are tried one by one in the whole model."""
 
+MAX_NEAR_TRIALS = 4
+"""Groups that are tried in place of others that are nearly as fast by themselves."""
+
+NEAR_RATIO = 1.1
+"""A joined subprogram and its parts are tried in place of one another if their times are within this ratio."""
+
 FORWARD_SELECTION_SECONDS = 75.0
 """Seconds after which the remaining winners are tried together, and nothing else: a trial of a model that takes a
 second takes eight."""
 
 UNTRIED = "interrupted before it was tried in the whole model"
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """Subprograms that are estimated to be fastest together (*proposed*), and choices between those of the same nodes.
+
+    *near* are groups to be tried in place of others, *rivals* the numbers of those that share nodes with one.
+    """
+
+    proposed: tuple[int, ...] = ()
+    near: tuple[tuple[int, ...], ...] = ()
+    rivals: Mapping[int, Collection[int]] = field(default_factory=dict)
+
+
+NO_ALTERNATIVES = Alternatives()
 
 
 class ForwardSelection(NamedTuple):
@@ -105,6 +127,7 @@ def forward_selection(
     start: ExecutionPlan | None = None,
     exact: Collection[int] = (),
     doubtful: Collection[int] = (),
+    alternatives: Alternatives = NO_ALTERNATIVES,
 ) -> ForwardSelection:
     """Select the subprograms that make the whole model faster than the plan *start* (by default the original).
 
@@ -112,8 +135,9 @@ def forward_selection(
     Contenders come after the winners.  A group that made the plan slower is tried once more with those that joined
     later, whose layouts it may share; last, all are tried together.  Those that are *exact* are tried together first,
     and a group of them stays unless the plan is slower by more than noise, or slower than *start*.  If many groups
-    joined together, the *doubtful* ones leave together if the plan is then no slower, and are tried one by one.  Ctrl-C
-    ends the selection with the groups kept by then.
+    joined together, the *doubtful* ones leave together if the plan is then no slower, and are tried one by one.  The
+    *alternatives* propose a plan, which comes before all groups and whose subprograms are then not doubtful, and name
+    groups in place of others.  Ctrl-C ends the selection with the groups kept by then.
     """
     _ = baseline.want  # its run is no part of the time
     until = clock() + seconds
@@ -127,11 +151,13 @@ def forward_selection(
         doubtful,
         is_kept=lambda group: {*group} <= {*kept},
         late=lambda: clock() > until,
+        near=alternatives.near,
     )
     every = tuple(n for group in (*winners, *contenders) for n in group if n in exact)
     gained = 1.0
-    for turn in chain([_Turn(every)] if every else [], turns):
-        changed = turn.applied_to(kept)
+    proposed = _Turn(alternatives.proposed)
+    for turn in chain([_Turn(every)] if every else [], [proposed], turns):
+        changed = turn.applied_to(kept, alternatives.rivals)
         if len(kept) <= tried.get(turn, -1) or changed == kept or not changed:
             continue  # it is in, it does not agree, or the plan has not changed since it was tried
         tried[turn] = inf
@@ -153,7 +179,12 @@ def forward_selection(
         else:
             why = f"without it and others the whole model is not slower: {speedup:.2f} of the speed with them"
             refused |= dict.fromkeys(turn.leaving, why)
+            refused |= dict.fromkeys(
+                {*kept} - {*changed} - {*turn.leaving}, f"others replace it: {speedup:.2f} of the speed"
+            )
             kept, plan, gained = changed, better, gained * speedup
+            if turn is proposed:
+                doubtful -= {*turn.joining}  # the turns to come know it
     return ForwardSelection(kept, plan, {n: why for n, why in refused.items() if n not in kept}, interrupted)
 
 
@@ -163,9 +194,10 @@ class _Turn(NamedTuple):
     joining: tuple[int, ...]
     leaving: tuple[int, ...] = ()
 
-    def applied_to(self, kept: Iterable[int]) -> list[int]:
-        """Return the subprograms of the plan with *kept* after this turn."""
-        return sorted(({*kept} | {*self.joining}) - {*self.leaving})
+    def applied_to(self, kept: Iterable[int], rivals: Mapping[int, Collection[int]]) -> list[int]:
+        """Return the subprograms of the plan with *kept* after this turn; those that join replace their *rivals*."""
+        replaced = {*chain.from_iterable(rivals.get(n, ()) for n in self.joining)}
+        return sorted(({*kept} - replaced | {*self.joining}) - {*self.leaving})
 
 
 def _trial_order(
@@ -174,8 +206,11 @@ def _trial_order(
     doubtful: Collection[int],
     is_kept: Callable[[Iterable[int]], bool],
     late: Callable[[], bool],
+    near: Sequence[tuple[int, ...]] = (),
 ) -> Iterable[_Turn]:
     """Yield *winners*, the last of them together, then *contenders*, then both again, until it is *late*; then all.
+
+    Groups that are *near* ones that they replace come after the winners.
 
     Among many operators with a layout of their own, which another runtime prefers, a few others only pay together.  So
     all are tried, however late it is, and many winners are tried together first.  Each of those that are *doubtful*
@@ -195,7 +230,7 @@ def _trial_order(
         if last:
             break
     several = contenders[:MAX_CONTENDERS]
-    for more in (*several, *again, *several):
+    for more in (*near[:MAX_NEAR_TRIALS], *several, *again, *several):
         if late():
             break
         yield _Turn(more)
@@ -445,6 +480,8 @@ class Selector:
     digest: str
     parts: Sequence[TunedSubprogram]
     subprograms: Sequence[Subprogram]
+    every_subprogram: Sequence[Subprogram] = ()
+    """All subprograms of the model that are no parts of others, tuned or not."""
     budget: float | None = None
     interrupted: bool = field(default=False, init=False)
     """Whether Ctrl-C ended the selection: the result is what was kept by then, and it is not remembered."""
@@ -586,11 +623,7 @@ class Selector:
     def _select(self) -> Selection:
         """Select the subprograms that pay in the whole model, by measurement."""
         winners = [n for n, part in enumerate(self.parts) if part.kept]
-        contenders = [
-            n
-            for n, p in enumerate(self.parts)
-            if not p.kept and p.trial.contender and p.certificate not in UNSOUND_KINDS
-        ]
+        contenders = [n for n, p in enumerate(self.parts) if not p.kept and p.trial.contender and p.is_sound]
         # Joined programs are derived anew for every trial, so many groups are tried in a separate form; exact ones are
         # one trial.
         form = self._forms[0]
@@ -615,8 +648,70 @@ class Selector:
             min(FORWARD_SELECTION_SECONDS, self._seconds_left()),
             exact=self._exact,
             doubtful=[n for n, part in enumerate(self.parts) if _is_doubtful(part)],
+            alternatives=self._alternatives(),
         )
         return found._replace(plan=self.baseline.original)  # other plans need its memory
+
+    def _alternatives(self) -> Alternatives:
+        """Return the selection that layouts propose, and the choices between joined subprograms and their parts."""
+        number = {part.nodes: n for n, part in enumerate(self.parts)}
+        families: dict[int, tuple[int, ...]] = {}
+        for n, subprogram in enumerate(self.subprograms):
+            if inside := tuple(number[part.nodes] for part in subprogram.parts if part.nodes in number):
+                families[n] = inside
+        rivals = dict(families)
+        rivals |= {part: (whole,) for whole, parts in families.items() for part in parts}
+        near: dict[str, tuple[int, ...]] = {}
+        for whole, parts in families.items():
+            name = self._task_names[whole]
+            near[name] = (*near.get(name, ()), *self._near_choice(whole, parts))
+        return Alternatives(self._proposed(number), tuple(filter(None, near.values())), rivals)
+
+    def _near_choice(self, whole: int, parts: Sequence[int]) -> tuple[int, ...]:
+        """Return the joined subprogram or those of its parts that are not chosen, but nearly as fast; or nothing."""
+        derived = [n for n in parts if self._has_winner(n)]
+        if not derived or not self._has_winner(whole):
+            return ()
+        within = [replace(self.parts[n], kept=n in derived) for n in parts]
+        joined, separate = self.parts[whole].trial.seconds_after, seconds_in_parts(self.parts[whole], within)
+        if max(joined, separate) > NEAR_RATIO * min(joined, separate):
+            return ()
+        return tuple(derived) if self.parts[whole].kept else (whole,)
+
+    def _has_winner(self, n: int) -> bool:
+        return self.parts[n].trial.winner is not None and self.parts[n].is_sound
+
+    def _proposed(self, number: Mapping[tuple[str, ...], int]) -> tuple[int, ...]:
+        """Return the numbers of the subprograms that are estimated to be fastest together, by their layouts."""
+        if self.assembler.settings.runtime != "plan":
+            return ()
+        units = []
+        for whole in self.every_subprogram:
+            both = (whole, *whole.parts) if whole.nodes in number else (whole.parts or (whole,))
+            tuned = {number[s.nodes]: (s, self.parts[number[s.nodes]]) for s in both if s.nodes in number}
+            alone = [whole] if whole.nodes in number or not whole.parts else [*whole.parts]
+            units += [
+                Unit(s, tuned if s is whole else {n: found for n, found in tuned.items() if found[0] is s})
+                for s in alone
+            ]
+        try:
+            found = propose_selection(self.baseline.model, units, self._conversions)
+        except (Refused, ValueError):
+            return ()  # it is a proposal only
+        return found or ()
+
+    def _conversions(self, subprogram: Subprogram) -> Conversions:
+        """Return the conversions of the original of *subprogram*, measured once for equal ones."""
+        model, threads = self.baseline.model, self.assembler.settings.threads
+        key, names = (subprogram.task_name(model), threads), subprogram.value_names(model)
+        known = self.history.get("conversions", *key)
+        if known is not None:
+            return Conversions.from_json(known).renamed(names)
+        found = measure_conversions(model, subprogram, threads)
+        self.history.record(
+            found.renamed({value: name for name, value in names.items()}).to_json(), "conversions", *key
+        )
+        return found
 
     def _fastest_form(self, kept: tuple[int, ...], refused: Mapping[int, str]) -> Selection:
         """Return *kept* in the fastest form, after backward elimination in that form."""
