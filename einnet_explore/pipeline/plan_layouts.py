@@ -17,7 +17,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import chain, product
 from math import prod
 from pathlib import Path
 from statistics import median
@@ -165,8 +165,11 @@ def propose_selection(
     if not prices.measured:
         return None
     choices = [_choices(unit, known, prices) for unit in units]
+    inside = {name for unit in units for name in unit.subprogram.nodes}
+    others = [_modes(model, 0.0, node.reads, node.results) for node in model.nodes if node.name not in inside]
     results = Mode(0.0, {value.name: ROWS for value in model.outputs})
-    chosen = assign_modes([*([choice.mode for choice in found] for found in choices), [results]], prices.transform)
+    operators = [*([choice.mode for choice in found] for found in choices), *others, [results]]
+    chosen = assign_modes(operators, prices.transform)
     return tuple(sorted(n for found, m in zip(choices, chosen.modes, strict=False) for n in found[m].numbers))
 
 
@@ -195,7 +198,7 @@ def _choices(unit: Unit, known: Mapping[tuple[str, ...], Conversions], prices: _
     """Return the choices of *unit*: its original, its derived program, and selections of its parts."""
     whole = unit.subprogram
     own = next(((n, t) for n, (s, t) in unit.tuned.items() if s.nodes == whole.nodes), None)
-    originals = _originals(whole, own[1] if own else None, known[whole.nodes])
+    originals = _originals(whole, own[1] if own else None, known[whole.nodes], prices.model)
     out = [_Choice((), mode) for mode in originals]
     if own and _is_usable(own[1]):
         out.append(_Choice((own[0],), _derived(whole, own[1])))
@@ -212,18 +215,28 @@ def _is_usable(part: TunedSubprogram) -> bool:
     return part.derivation is not None and part.is_sound
 
 
-def _originals(subprogram: Subprogram, tuned: TunedSubprogram | None, known: Conversions) -> list[Mode]:
-    """Return the modes of the original: one that reads rows, such as a concatenation, may read blocks as well.
-
-    It then converts nothing inside.
-    """
+def _originals(subprogram: Subprogram, tuned: TunedSubprogram | None, known: Conversions, model: Model) -> list[Mode]:
+    """Return the modes of the original."""
     seconds = max(0.0, tuned.trial.seconds_before - known.at_borders) if tuned else 0.0
-    sides = ((_reads(subprogram), known.reads), (subprogram.outputs, known.makes))
-    reads, makes = ({name: BLOCKED if name in side else ROWS for name in names} for names, side in sides)
-    modes = [Mode(seconds, reads, makes)]
-    if not known.reads:
-        blocked = (dict.fromkeys(names, BLOCKED) for names in (reads, makes))
-        modes.append(Mode(seconds - known.inside, *blocked))
+    return _modes(model, seconds, _reads(subprogram), subprogram.outputs, known)
+
+
+def _modes(
+    model: Model, seconds: float, reads: Iterable[str], makes: Iterable[str], known: Conversions = Conversions()
+) -> list[Mode]:
+    """Return the modes of nodes that ONNX Runtime runs; those that read rows, as a concatenation, may read blocks.
+
+    These convert values inside, or none and keep the extents of images.  Others read what they do not convert in rows.
+    """
+    layouts = [
+        {name: BLOCKED if name in converted else ROWS for name in names}
+        for names, converted in ((reads, known.reads), (makes, known.makes))
+    ]
+    modes = [Mode(seconds, *layouts)]
+    shapes = [value.shape for name in chain(*layouts) if (value := model.values.get(name)) and value.shape]
+    extents = {shape[2:] for shape in shapes if len(shape) == IMAGE_DIMENSIONS}
+    if not known.reads and (known.inside or len(extents) == 1):
+        modes.append(Mode(seconds - known.inside, *(dict.fromkeys(names, BLOCKED) for names in layouts)))
     return modes
 
 
@@ -242,7 +255,7 @@ def _selections_of_parts(
     options: list[list[_Choice]] = []
     for part in whole.parts:
         number, tuned = parts.get(part.nodes, (-1, None))
-        original = _Choice((), _originals(part, tuned, known[part.nodes])[0])
+        original = _Choice((), _originals(part, tuned, known[part.nodes], prices.model)[0])
         derived = [_Choice((number,), _derived(part, tuned))] if tuned and _is_usable(tuned) else []
         options.append([*derived, original])
     if len(options) > MAX_COMBINED_PARTS:
