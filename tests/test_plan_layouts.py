@@ -11,14 +11,25 @@ import einnet_explore as ee
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.plan_layouts import Conversions, Unit, measure_conversions, propose_selection
-from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram
+from einnet_explore.pipeline.selection import Selector
+from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram, choose_joined_or_parts
 from einnet_explore.pipeline.tuning_task import Trial
 from einnet_explore.rules import Derivation
+from einnet_explore.support.errors import Refused
 from tests.onnx_building import build, node
 from tests.optimising_kit import SHORT, model
 
-VALUES = SimpleNamespace(shape=lambda name: (1, 16, 8, 8), outputs=())
-"""A model whose values are images."""
+SHAPES = {"small": (1, 16, 1, 1)}
+"""Shapes of values; others are images."""
+
+
+def fake_model(outputs: Sequence[str] = (), nodes: Sequence[Any] = ()) -> Any:
+    """A model whose values are images."""
+    shape = lambda name: SHAPES.get(name, (1, 16, 8, 8))  # noqa: E731
+    values = SimpleNamespace(get=lambda name: SimpleNamespace(shape=shape(name)))
+    results = [SimpleNamespace(name=name) for name in outputs]
+    return SimpleNamespace(shape=shape, values=values, outputs=results, nodes=nodes)
+
 
 END = Derivation(ee.parse("tensor A[3]\nY[x:3] = A[x] + 1"))
 
@@ -37,8 +48,7 @@ def tuned(of: Subprogram, before: float, after: float, certificate: str = "prove
 
 
 def proposal(units: Sequence[Unit], conversions: Mapping[tuple[str, ...], Conversions]) -> tuple[int, ...] | None:
-    model: Any = VALUES
-    return propose_selection(model, units, lambda s: conversions.get(s.nodes, Conversions()))
+    return propose_selection(fake_model(), units, lambda s: conversions.get(s.nodes, Conversions()))
 
 
 def chain(*gains: tuple[float, float]) -> tuple[list[Unit], dict[tuple[str, ...], Conversions]]:
@@ -112,10 +122,17 @@ def test_a_concatenation_reads_blocks_where_convolutions_make_them() -> None:
 
 
 def test_a_result_of_the_model_is_read_in_rows() -> None:
-    found: Any = SimpleNamespace(shape=VALUES.shape, outputs=(SimpleNamespace(name="v1"),))
     units, conversions = chain((10.0, 9.5))
     assert proposal(units, conversions) == ()  # the original takes 8, and 1 to convert its input
-    assert propose_selection(found, units, lambda s: conversions[s.nodes]) == (0,)
+    assert propose_selection(fake_model(["v1"]), units, lambda s: conversions[s.nodes]) == (0,)
+
+
+@pytest.mark.parametrize(("made", "expected"), [("v2", ()), ("small", (0,))])
+def test_a_node_outside_reads_blocks_only_if_it_keeps_extents(made: str, expected: tuple[int, ...]) -> None:
+    """An element-wise node may; before a reduction, blocks are converted to rows."""
+    units, conversions = chain((10.0, 9.5))
+    other = SimpleNamespace(name="other", reads=("v1",), results=(made,))
+    assert propose_selection(fake_model(nodes=[other]), units, lambda s: conversions[s.nodes]) == expected
 
 
 def test_conversions_of_an_original_are_those_of_values_at_its_borders() -> None:
@@ -140,3 +157,45 @@ def test_values_that_are_no_images_are_not_profiled(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("einnet_explore.pipeline.plan_layouts._profile", lambda *_: pytest.fail("it was profiled"))
     assert measure_conversions(work.model, only, 1) == Conversions()
     assert isinstance(work.model, Model)
+
+
+def test_near_choices_replace_one_another_and_layouts_propose_one() -> None:
+    parts = subprogram("a", ["v0"], "v1"), subprogram("b", ["v1"], "v2")
+    whole = subprogram("", ["v0"], "v2", parts)
+    separate = [tuned(parts[0], 10.0, 6.0), tuned(parts[1], 10.0, 6.0)]
+    for joined, near in ((12.5, ((2,),)), (14.0, ())):
+        best, within = choose_joined_or_parts(tuned(whole, 18.0, joined), separate)
+        chosen = selector([*within, best], [*parts, whole])
+        choices = chosen._alternatives()
+        assert choices.near == near and choices.rivals == {0: (2,), 1: (2,), 2: (0, 1)}
+        assert choices.proposed == ((0, 1) if joined > 12 else (2,))
+    best, within = choose_joined_or_parts(tuned(whole, 18.0, 11.5), separate)
+    assert selector([*within, best], [*parts, whole])._alternatives().near == ((0, 1),)
+
+
+def test_no_plan_is_proposed_where_profiles_fail_or_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    only = subprogram("a", ["v0"], "v1")
+    for problem in (Refused("no session"), ValueError("no such field")):
+        chosen = selector([tuned(only, 10.0, 6.0)], [only])
+        monkeypatch.setattr(chosen, "_conversions", lambda _, problem=problem: (_ for _ in ()).throw(problem))
+        assert chosen._alternatives().proposed == () and not chosen.interrupted
+    stopped = selector([tuned(only, 10.0, 6.0)], [only])
+    monkeypatch.setattr(stopped, "_conversions", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert stopped._alternatives().proposed == () and stopped.interrupted
+    assert selector([tuned(only, 10.0, 6.0)], [only], interrupted=True)._alternatives().proposed == ()
+
+
+def selector(
+    parts: Sequence[TunedSubprogram], subprograms: Sequence[Subprogram], interrupted: bool = False
+) -> Selector:
+    """A selector in which every original converts what it reads and makes in one second each."""
+    wholes = [s for s in subprograms if not any(s in other.parts for other in subprograms)]
+    arguments: Any = (
+        SimpleNamespace(model=fake_model()), SimpleNamespace(settings=SimpleNamespace(runtime="plan", threads=1)),
+        None, "", parts, subprograms, wholes,
+    )  # fmt: skip
+    made = Selector(*arguments)
+    made.interrupted = interrupted
+    made.__dict__["_task_names"] = tuple("/".join(s.nodes) for s in subprograms)
+    made._conversions = lambda s: Conversions(dict.fromkeys(s.inputs, 1.0), dict.fromkeys(s.outputs, 1.0))  # type: ignore[method-assign]
+    return made

@@ -21,6 +21,7 @@ from itertools import chain, product
 from math import prod
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 
 import onnxruntime
 
@@ -30,7 +31,7 @@ from einnet_explore.pipeline.baseline import random_model_inputs
 from einnet_explore.pipeline.layouts import Mode, Transform, assign_modes, total_seconds
 from einnet_explore.pipeline.model_sessions import subgraph_session
 from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram
-from einnet_explore.support.json_values import JsonObject, as_number, as_object
+from einnet_explore.support.json_values import JsonObject, as_integers, as_items, as_number, as_object
 from einnet_explore.support.storage import temporary_folder
 
 ROWS, BLOCKED = 0, 1
@@ -38,6 +39,9 @@ ROWS, BLOCKED = 0, 1
 
 PROFILED_RUNS = 8
 """Runs of an original; of each conversion's times the lower quartile is taken."""
+
+MAX_PROFILING_SECONDS = 0.2
+"""Seconds after which no further run is begun."""
 
 IMAGE_DIMENSIONS = 4
 """Dimensions of the values that ONNX Runtime stores in blocks of channels."""
@@ -105,8 +109,11 @@ def _profile(model: Model, subprogram: Subprogram, threads: int) -> list[Mapping
     try:
         session = subgraph_session(model, subprogram.nodes, threads, profile)
         feeds = random_model_inputs(session, 0)
+        until = perf_counter() + MAX_PROFILING_SECONDS
         for _ in range(PROFILED_RUNS):
             session.run(None, feeds)
+            if perf_counter() > until:
+                break
         return [as_object(event) for event in json.loads(Path(session.end_profiling()).read_text())]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -125,11 +132,8 @@ def _seconds_by_shape(events: Iterable[Mapping[str, object]], op: str) -> dict[t
     for event in events:
         details = as_object(event.get("args") or {})
         if details.get("op_name") == op and str(event.get("name", "")).endswith("_kernel_time"):
-            shapes = details[side]
-            assert isinstance(shapes, list)
-            (shape,) = as_object(shapes[0]).values()
-            assert isinstance(shape, list)
-            taken.setdefault(tuple(int(as_number(n)) for n in shape), []).append(as_number(event["dur"]) * 1e-6)
+            for shape in as_object(as_items(details[side])[0]).values():
+                taken.setdefault(as_integers(shape), []).append(as_number(event["dur"]) * 1e-6)
     return {shape: sorted(seconds)[len(seconds) // 4] for shape, seconds in taken.items()}
 
 

@@ -58,6 +58,7 @@ from einnet_explore.runtime.measurement import (
     all_rounds,
     sample_seconds,
 )
+from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.json_values import JsonObject, as_integers, as_number, as_object
 from einnet_explore.support.limits import return_free_memory
@@ -180,7 +181,8 @@ def forward_selection(
             why = f"without it and others the whole model is not slower: {speedup:.2f} of the speed with them"
             refused |= dict.fromkeys(turn.leaving, why)
             refused |= dict.fromkeys(
-                {*kept} - {*changed} - {*turn.leaving}, f"others replace it: {speedup:.2f} of the speed"
+                {*kept} - {*changed} - {*turn.leaving},
+                f"others of its nodes are faster: {speedup:.2f} of the speed with it",
             )
             kept, plan, gained = changed, better, gained * speedup
             if turn is proposed:
@@ -630,7 +632,7 @@ class Selector:
         if len(self._groups(n for n in winners if n not in self._exact)) > MAX_SINGLE_TRIALS:
             form = next((f for f in self._forms if not f.is_joined), form)
         found = self._select_forward(form, winners, contenders)
-        self.interrupted = found.interrupted
+        self.interrupted = self.interrupted or found.interrupted
         if not self.interrupted:
             try:
                 return self._fastest_form(tuple(found.kept), found.refused)
@@ -640,6 +642,7 @@ class Selector:
 
     def _select_forward(self, form: PlanForm, winners: Iterable[int], contenders: Iterable[int]) -> ForwardSelection:
         """Return the forward selection in *form*."""
+        alternatives = self._alternatives()
         found = forward_selection(
             self.baseline,
             partial(self._plan, form),
@@ -648,7 +651,7 @@ class Selector:
             min(FORWARD_SELECTION_SECONDS, self._seconds_left()),
             exact=self._exact,
             doubtful=[n for n, part in enumerate(self.parts) if _is_doubtful(part)],
-            alternatives=self._alternatives(),
+            alternatives=alternatives,
         )
         return found._replace(plan=self.baseline.original)  # other plans need its memory
 
@@ -683,22 +686,24 @@ class Selector:
 
     def _proposed(self, number: Mapping[tuple[str, ...], int]) -> tuple[int, ...]:
         """Return the numbers of the subprograms that are estimated to be fastest together, by their layouts."""
-        if self.assembler.settings.runtime != "plan":
+        derived = [part for part in self.parts if part.derivation is not None]
+        if self.assembler.settings.runtime != "plan" or not derived or not self._seconds_left():
             return ()
-        units = []
-        for whole in self.every_subprogram:
-            both = (whole, *whole.parts) if whole.nodes in number else (whole.parts or (whole,))
-            tuned = {number[s.nodes]: (s, self.parts[number[s.nodes]]) for s in both if s.nodes in number}
-            alone = [whole] if whole.nodes in number or not whole.parts else [*whole.parts]
-            units += [
-                Unit(s, tuned if s is whole else {n: found for n, found in tuned.items() if found[0] is s})
-                for s in alone
-            ]
+        units = [unit for whole in self.every_subprogram for unit in self._units(whole, number)]
         try:
-            found = propose_selection(self.baseline.model, units, self._conversions)
-        except (Refused, ValueError):
-            return ()  # it is a proposal only
-        return found or ()
+            return propose_selection(self.baseline.model, units, self._conversions) or ()
+        except KeyboardInterrupt:
+            self.interrupted = True
+        except (Refused, ValueError, *ONNXRUNTIME_ERRORS):
+            pass  # it is a proposal only
+        return ()
+
+    def _units(self, whole: Subprogram, number: Mapping[tuple[str, ...], int]) -> Iterable[Unit]:
+        """Yield *whole* with what is tuned of it, or its parts if it is not tuned."""
+        alone = (whole,) if whole.nodes in number or not whole.parts else whole.parts
+        for each in alone:
+            tuned = [(number[s.nodes], s) for s in (each, *each.parts) if s.nodes in number]
+            yield Unit(each, {n: (s, self.parts[n]) for n, s in tuned})
 
     def _conversions(self, subprogram: Subprogram) -> Conversions:
         """Return the conversions of the original of *subprogram*, measured once for equal ones."""
