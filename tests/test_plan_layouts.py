@@ -10,7 +10,7 @@ import pytest
 import einnet_explore as ee
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.plan_layouts import Conversions, Unit, measure_conversions, propose_selection
+from einnet_explore.pipeline.plan_layouts import Conversions, Region, Unit, measure_conversions, propose_selection
 from einnet_explore.pipeline.selection import Selector
 from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram, choose_joined_or_parts
 from einnet_explore.pipeline.tuning_task import Trial
@@ -28,7 +28,7 @@ def fake_model(outputs: Sequence[str] = (), nodes: Sequence[Any] = ()) -> Any:
     shape = lambda name: SHAPES.get(name, (1, 16, 8, 8))  # noqa: E731
     values = SimpleNamespace(get=lambda name: SimpleNamespace(shape=shape(name)))
     results = [SimpleNamespace(name=name) for name in outputs]
-    return SimpleNamespace(shape=shape, values=values, outputs=results, nodes=nodes)
+    return SimpleNamespace(shape=shape, values=values, outputs=results, nodes=nodes, weights={})
 
 
 END = Derivation(ee.parse("tensor A[3]\nY[x:3] = A[x] + 1"))
@@ -132,7 +132,11 @@ def test_a_node_outside_reads_blocks_only_if_it_keeps_extents(made: str, expecte
     """An element-wise node may; before a reduction, blocks are converted to rows."""
     units, conversions = chain((10.0, 9.5))
     other = SimpleNamespace(name="other", reads=("v1",), results=(made,))
+    conversions[("other",)] = Conversions()
     assert propose_selection(fake_model(nodes=[other]), units, lambda s: conversions[s.nodes]) == expected
+    conversions[("other",)] = Conversions({"v1": 1.0})  # pooling in blocks
+    found = propose_selection(fake_model(nodes=[other]), units, lambda s: conversions[s.nodes])
+    assert found == ()
 
 
 def test_conversions_of_an_original_are_those_of_values_at_its_borders() -> None:
@@ -140,12 +144,12 @@ def test_conversions_of_an_original_are_those_of_values_at_its_borders() -> None
     nodes = [node("Conv", ["x", "k"], ["a"], pads=[1] * 4), node("Conv", ["a", "l"], ["y"], pads=[1] * 4)]
     work = Optimiser(model(build(nodes, {"x": (1, 32, 16, 16)}, ["y"], weights)), SHORT)
     first, second = (s for whole in work.split.subprograms for s in (whole.parts or (whole,)))
-    found = measure_conversions(work.model, first, 1)
+    found = measure_conversions(work.model, Region.of(first), 1)
     assert {*found.reads} <= {"x"} and {*found.makes} <= {*first.outputs} and found.inside == 0
     assert found.reads.keys() == {"x"} or not found.at_borders  # ONNX Runtime has no blocks on some processors
     assert Conversions.from_json(found.to_json()) == found
     assert {*found.renamed({"x": "z", first.outputs[0]: "w"}).reads} <= {"z"}
-    assert {*measure_conversions(work.model, second, 1).makes} <= {"y"}
+    assert {*measure_conversions(work.model, Region.of(second), 1).makes} <= {"y"}
 
 
 def test_values_that_are_no_images_are_not_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +159,7 @@ def test_values_that_are_no_images_are_not_profiled(monkeypatch: pytest.MonkeyPa
     )
     (only,) = work.split.subprograms
     monkeypatch.setattr("einnet_explore.pipeline.plan_layouts._profile", lambda *_: pytest.fail("it was profiled"))
-    assert measure_conversions(work.model, only, 1) == Conversions()
+    assert measure_conversions(work.model, Region.of(only), 1) == Conversions()
     assert isinstance(work.model, Model)
 
 
@@ -197,5 +201,5 @@ def selector(
     made = Selector(*arguments)
     made.interrupted = interrupted
     made.__dict__["_task_names"] = tuple("/".join(s.nodes) for s in subprograms)
-    made._conversions = lambda s: Conversions(dict.fromkeys(s.inputs, 1.0), dict.fromkeys(s.outputs, 1.0))  # type: ignore[method-assign]
+    made._conversions = lambda s: Conversions(dict.fromkeys(s.reads, 1.0), dict.fromkeys(s.makes, 1.0))  # type: ignore[method-assign]
     return made

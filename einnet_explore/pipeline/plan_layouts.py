@@ -17,7 +17,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, product
+from itertools import product
 from math import prod
 from pathlib import Path
 from statistics import median
@@ -26,7 +26,7 @@ from time import perf_counter
 import onnxruntime
 
 from einnet_explore.analysis.counts import ELEMENT_BYTES
-from einnet_explore.onnx_import.model import Model
+from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.pipeline.baseline import random_model_inputs
 from einnet_explore.pipeline.layouts import Mode, Transform, assign_modes, total_seconds
 from einnet_explore.pipeline.model_sessions import subgraph_session
@@ -81,25 +81,52 @@ class Conversions:
         return Conversions(reads, makes, as_number(found["inside"]))
 
 
-def measure_conversions(model: Model, subprogram: Subprogram, threads: int) -> Conversions:
-    """Profile the original of *subprogram*; return its conversions, by value of *model*.
+@dataclass(frozen=True, slots=True)
+class Region:
+    """*nodes* of a model, and the values that they read (no weights) and make."""
+
+    nodes: tuple[str, ...]
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+
+    @staticmethod
+    def of(subprogram: Subprogram) -> Region:
+        """Return the nodes of *subprogram*."""
+        inputs = zip(subprogram.inputs, subprogram.program.inputs, strict=True)
+        reads = tuple(name for name, tensor in inputs if not tensor.weight)
+        return Region(subprogram.nodes, reads, subprogram.outputs)
+
+    def image_extents(self, model: Model) -> set[tuple[int, ...]]:
+        """Return the extents of the images that it reads and makes: all but their batches and channels."""
+        values = (model.values.get(name) for name in (*self.reads, *self.makes))
+        shapes = (value.shape for value in values if value is not None and value.shape)
+        return {shape[2:] for shape in shapes if len(shape) == IMAGE_DIMENSIONS}
+
+    def value_names(self) -> dict[str, str]:
+        """Return the values by names that regions of equal nodes share."""
+        sides = (("read", self.reads), ("made", self.makes))
+        return {f"{side} {n}": name for side, names in sides for n, name in enumerate(names)}
+
+
+def measure_conversions(model: Model, region: Region, threads: int) -> Conversions:
+    """Profile *region* in a session of its own; return its conversions, by value of *model*.
 
     Values of one shape are told apart by nothing but their side.  Raises Refused if ONNX Runtime refuses the nodes.
     """
-    if not any(len(model.shape(name)) == IMAGE_DIMENSIONS for name in (*_reads(subprogram), *subprogram.outputs)):
+    if not region.image_extents(model):
         return Conversions()
-    events = _profile(model, subprogram, threads)
+    events = _profile(model, region, threads)
     found = {op: _seconds_by_shape(events, op) for op in ("ReorderInput", "ReorderOutput")}
-    reads = {n: found["ReorderInput"][s] for n in _reads(subprogram) if (s := model.shape(n)) in found["ReorderInput"]}
-    makes = {
-        n: found["ReorderOutput"][s] for n in subprogram.outputs if (s := model.shape(n)) in found["ReorderOutput"]
-    }
+    reads, makes = (
+        {name: known[shape] for name in names if (shape := model.shape(name)) in known}
+        for known, names in zip(found.values(), (region.reads, region.makes), strict=True)
+    )
     inner = (set(found[op]) - {model.shape(n) for n in side} for op, side in zip(found, (reads, makes), strict=True))
     return Conversions(reads, makes, sum(found[op][s] for op, shapes in zip(found, inner, strict=True) for s in shapes))
 
 
-def _profile(model: Model, subprogram: Subprogram, threads: int) -> list[Mapping[str, object]]:
-    """Return the events of some runs of the original of *subprogram*."""
+def _profile(model: Model, region: Region, threads: int) -> list[Mapping[str, object]]:
+    """Return the events of some runs of *region*."""
     folder = temporary_folder()
 
     def profile(options: onnxruntime.SessionOptions) -> None:
@@ -107,7 +134,7 @@ def _profile(model: Model, subprogram: Subprogram, threads: int) -> list[Mapping
         options.profile_file_prefix = str(folder / "profile")
 
     try:
-        session = subgraph_session(model, subprogram.nodes, threads, profile)
+        session = subgraph_session(model, region.nodes, threads, profile)
         feeds = random_model_inputs(session, 0)
         until = perf_counter() + MAX_PROFILING_SECONDS
         for _ in range(PROFILED_RUNS):
@@ -117,12 +144,6 @@ def _profile(model: Model, subprogram: Subprogram, threads: int) -> list[Mapping
         return [as_object(event) for event in json.loads(Path(session.end_profiling()).read_text())]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _reads(subprogram: Subprogram) -> tuple[str, ...]:
-    """Return the values that *subprogram* reads, without weights."""
-    inputs = zip(subprogram.inputs, subprogram.program.inputs, strict=True)
-    return tuple(name for name, tensor in inputs if not tensor.weight)
 
 
 def _seconds_by_shape(events: Iterable[Mapping[str, object]], op: str) -> dict[tuple[int, ...], float]:
@@ -157,24 +178,32 @@ class _Choice:
 
 
 def propose_selection(
-    model: Model, units: Sequence[Unit], conversions_of: Callable[[Subprogram], Conversions]
+    model: Model, units: Sequence[Unit], conversions_of: Callable[[Region], Conversions]
 ) -> tuple[int, ...] | None:
     """Return the numbers of the derived subprograms that are estimated to be fastest together.
 
     None if no original converts a value: what is fastest by itself is then fastest together.
     """
     every = [s for unit in units for s in (unit.subprogram, *(unit.subprogram.parts if unit.tuned else ()))]
-    known = {s.nodes: conversions_of(s) for s in every}
+    known = {s.nodes: conversions_of(Region.of(s)) for s in every}
+    inside = {name for s in every for name in s.nodes}
+    outside = [_region(model, node) for node in model.nodes if node.name not in inside]
+    for region in outside:  # those that keep the extents of images, such as activations, convert nothing
+        several = len(region.image_extents(model)) > 1
+        known[region.nodes] = conversions_of(region) if several else Conversions()
     prices = _Prices(model, known.values())
     if not prices.measured:
         return None
     choices = [_choices(unit, known, prices) for unit in units]
-    inside = {name for unit in units for name in unit.subprogram.nodes}
-    others = [_modes(model, 0.0, node.reads, node.results) for node in model.nodes if node.name not in inside]
+    others = [_modes(model, 0.0, region, known[region.nodes]) for region in outside]
     results = Mode(0.0, {value.name: ROWS for value in model.outputs})
     operators = [*([choice.mode for choice in found] for found in choices), *others, [results]]
     chosen = assign_modes(operators, prices.transform)
     return tuple(sorted(n for found, m in zip(choices, chosen.modes, strict=False) for n in found[m].numbers))
+
+
+def _region(model: Model, node: ModelNode) -> Region:
+    return Region((node.name,), tuple(name for name in node.reads if name not in model.weights), node.results)
 
 
 class _Prices:
@@ -222,30 +251,27 @@ def _is_usable(part: TunedSubprogram) -> bool:
 def _originals(subprogram: Subprogram, tuned: TunedSubprogram | None, known: Conversions, model: Model) -> list[Mode]:
     """Return the modes of the original."""
     seconds = max(0.0, tuned.trial.seconds_before - known.at_borders) if tuned else 0.0
-    return _modes(model, seconds, _reads(subprogram), subprogram.outputs, known)
+    return _modes(model, seconds, Region.of(subprogram), known)
 
 
-def _modes(
-    model: Model, seconds: float, reads: Iterable[str], makes: Iterable[str], known: Conversions = Conversions()
-) -> list[Mode]:
+def _modes(model: Model, seconds: float, region: Region, known: Conversions) -> list[Mode]:
     """Return the modes of nodes that ONNX Runtime runs; those that read rows, as a concatenation, may read blocks.
 
     These convert values inside, or none and keep the extents of images.  Others read what they do not convert in rows.
     """
     layouts = [
         {name: BLOCKED if name in converted else ROWS for name in names}
-        for names, converted in ((reads, known.reads), (makes, known.makes))
+        for names, converted in ((region.reads, known.reads), (region.makes, known.makes))
     ]
     modes = [Mode(seconds, *layouts)]
-    shapes = [value.shape for name in chain(*layouts) if (value := model.values.get(name)) and value.shape]
-    extents = {shape[2:] for shape in shapes if len(shape) == IMAGE_DIMENSIONS}
-    if not known.reads and (known.inside or len(extents) == 1):
+    if not known.reads and (known.inside or len(region.image_extents(model)) == 1):
         modes.append(Mode(seconds - known.inside, *(dict.fromkeys(names, BLOCKED) for names in layouts)))
     return modes
 
 
 def _derived(subprogram: Subprogram, tuned: TunedSubprogram) -> Mode:
-    rows = (dict.fromkeys(names, ROWS) for names in (_reads(subprogram), subprogram.outputs))
+    region = Region.of(subprogram)
+    rows = (dict.fromkeys(names, ROWS) for names in (region.reads, region.makes))
     return Mode(tuned.trial.seconds_after, *rows)
 
 
@@ -272,7 +298,7 @@ def _selections_of_parts(
 
 def _joined_mode(whole: Subprogram, modes: Sequence[Mode], prices: _Prices) -> Mode:
     """Return *modes* of the parts of *whole* as one; it reads a value in rows if one of them does."""
-    outside = set(_reads(whole))
+    outside = set(Region.of(whole).reads)
     wanted = {name: [mode.reads[name] for mode in modes if name in mode.reads] for name in outside}
     reads = {name: min(layouts, default=ROWS) for name, layouts in wanted.items()}
     made = {name: layout for mode in modes for name, layout in mode.makes.items()}

@@ -48,8 +48,14 @@ from einnet_explore.pipeline.optimised import (
     PlanMaker,
 )
 from einnet_explore.pipeline.plan import ExecutionPlan
-from einnet_explore.pipeline.plan_layouts import Conversions, Unit, measure_conversions, propose_selection
-from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram, count_fusions, seconds_in_parts
+from einnet_explore.pipeline.plan_layouts import Conversions, Region, Unit, measure_conversions, propose_selection
+from einnet_explore.pipeline.subprogram import (
+    Subprogram,
+    TunedSubprogram,
+    count_fusions,
+    operator_digest,
+    seconds_in_parts,
+)
 from einnet_explore.pipeline.tuning_context import Runtime, TuningHistory
 from einnet_explore.runtime.hosts import Host, installed_hosts
 from einnet_explore.runtime.measurement import (
@@ -705,17 +711,16 @@ class Selector:
             tuned = [(number[s.nodes], s) for s in (each, *each.parts) if s.nodes in number]
             yield Unit(each, {n: (s, self.parts[n]) for n, s in tuned})
 
-    def _conversions(self, subprogram: Subprogram) -> Conversions:
-        """Return the conversions of the original of *subprogram*, measured once for equal ones."""
-        model, threads = self.baseline.model, self.assembler.settings.threads
-        key, names = (subprogram.task_name(model), threads), subprogram.value_names(model)
+    def _conversions(self, region: Region) -> Conversions:
+        """Return the conversions of the nodes of *region*, measured once for equal ones."""
+        model, names = self.baseline.model, region.value_names()
+        shapes = [model.shape(name) for name in names.values()]
+        key = operator_digest(model, region.nodes), shapes, self.assembler.settings.threads
         known = self.history.get("conversions", *key)
         if known is not None:
             return Conversions.from_json(known).renamed(names)
-        found = measure_conversions(model, subprogram, threads)
-        self.history.record(
-            found.renamed({value: name for name, value in names.items()}).to_json(), "conversions", *key
-        )
+        found = measure_conversions(model, region, self.assembler.settings.threads)
+        self.history.record(found.renamed({value: n for n, value in names.items()}).to_json(), "conversions", *key)
         return found
 
     def _fastest_form(self, kept: tuple[int, ...], refused: Mapping[int, str]) -> Selection:
