@@ -19,6 +19,9 @@ from einnet_explore.support.errors import Refused
 from tests.onnx_building import build, node
 from tests.optimising_kit import SHORT, model
 
+MS = 1e-3
+"""A millisecond; times below are in these."""
+
 SHAPES = {"small": (1, 16, 1, 1)}
 """Shapes of values; others are images."""
 
@@ -43,7 +46,7 @@ def subprogram(name: str, reads: Sequence[str], makes: str, parts: tuple[Subprog
 
 
 def tuned(of: Subprogram, before: float, after: float, certificate: str = "proved") -> TunedSubprogram:
-    trial = Trial(seconds_before=before, seconds_after=after, winner=END, why="")
+    trial = Trial(seconds_before=before * MS, seconds_after=after * MS, winner=END, why="")
     return TunedSubprogram(of.nodes, trial, True, certificate, "")
 
 
@@ -52,10 +55,10 @@ def proposal(units: Sequence[Unit], conversions: Mapping[tuple[str, ...], Conver
 
 
 def chain(*gains: tuple[float, float]) -> tuple[list[Unit], dict[tuple[str, ...], Conversions]]:
-    """A chain of convolutions that convert what they read and make in one second each."""
+    """A chain of convolutions that convert what they read and make in a millisecond each."""
     each = [subprogram(f"n{n}", [f"v{n}"], f"v{n + 1}") for n in range(len(gains))]
     units = [Unit(s, {n: (s, tuned(s, *gain))}) for n, (s, gain) in enumerate(zip(each, gains, strict=True))]
-    return units, {s.nodes: Conversions({s.inputs[0]: 1.0}, {s.outputs[0]: 1.0}) for s in each}
+    return units, {s.nodes: Conversions({s.inputs[0]: MS}, {s.outputs[0]: MS}) for s in each}
 
 
 def test_a_gain_below_the_conversions_around_it_is_not_proposed() -> None:
@@ -80,8 +83,8 @@ def test_nothing_is_proposed_without_conversions() -> None:
 @pytest.mark.parametrize("certificate", ["false", "unknown"])
 def test_a_derivation_that_is_not_known_to_hold_is_not_proposed(certificate: str) -> None:
     units, conversions = chain((10.0, 5.0))
-    ((s, part),) = units[0].tuned.values()
-    wrong = tuned(s, part.trial.seconds_before, part.trial.seconds_after, certificate)
+    s = units[0].subprogram
+    wrong = tuned(s, 10.0, 5.0, certificate)
     assert proposal(units, conversions) == (0,)
     assert proposal([Unit(s, {0: (s, wrong)})], conversions) == ()
 
@@ -98,7 +101,7 @@ def test_a_derivation_that_is_not_known_to_hold_is_not_proposed(certificate: str
 def test_a_joined_subprogram_or_its_parts_are_proposed(joined: float, second: float, expected: tuple[int, ...]) -> None:
     parts = subprogram("a", ["v0"], "v1"), subprogram("b", ["v1"], "v2")
     whole = subprogram("", ["v0"], "v2", parts)
-    conversions = {s.nodes: Conversions({s.inputs[0]: 1.0}, {s.outputs[0]: 1.0}) for s in (*parts, whole)}
+    conversions = {s.nodes: Conversions({s.inputs[0]: MS}, {s.outputs[0]: MS}) for s in (*parts, whole)}
     found = {0: (parts[0], tuned(parts[0], 12.0, 6.0))}
     found |= {1: (parts[1], tuned(parts[1], 10.0, second)), 2: (whole, tuned(whole, 20.0, joined))}
     assert proposal([Unit(whole, found)], conversions) == expected
@@ -107,17 +110,17 @@ def test_a_joined_subprogram_or_its_parts_are_proposed(joined: float, second: fl
 def test_parts_are_proposed_though_others_were_not_tuned() -> None:
     parts = subprogram("a", ["v0"], "v1"), subprogram("b", ["v1"], "v2")
     whole = subprogram("", ["v0"], "v2", parts)
-    conversions = {s.nodes: Conversions({s.inputs[0]: 1.0}, {s.outputs[0]: 1.0}) for s in (*parts, whole)}
+    conversions = {s.nodes: Conversions({s.inputs[0]: MS}, {s.outputs[0]: MS}) for s in (*parts, whole)}
     found = {0: (parts[0], tuned(parts[0], 12.0, 4.0)), 1: (whole, tuned(whole, 20.0, 19.0))}
     assert proposal([Unit(whole, found)], conversions) == (0,)
 
 
 def test_a_concatenation_reads_blocks_where_convolutions_make_them() -> None:
-    """Derived, the first part saves the conversion of its input, and the concatenation converts its result."""
+    """After a derived part, it reads rows: the other operand is converted, and its result inside."""
     joining, other = subprogram("c", ["v1", "w"], "v9"), subprogram("o", ["u"], "w")
-    for seconds, expected in ((8.5, ()), (7.5, (0,))):
+    for seconds, expected in ((7.5, ()), (5.5, (0,))):
         units, conversions = chain((10.0, seconds))
-        conversions |= {("o",): Conversions({"u": 1.0}, {"w": 1.0}), ("c",): Conversions({}, {"v9": 1.0}, inside=2.0)}
+        conversions |= {("o",): Conversions({"u": MS}, {"w": MS}), ("c",): Conversions({}, {"v9": MS}, inside=2 * MS)}
         assert proposal([*units, Unit(other, {}), Unit(joining, {})], conversions) == expected
 
 
@@ -134,7 +137,7 @@ def test_a_node_outside_reads_blocks_only_if_it_keeps_extents(made: str, expecte
     other = SimpleNamespace(name="other", reads=("v1",), results=(made,))
     conversions[("other",)] = Conversions()
     assert propose_selection(fake_model(nodes=[other]), units, lambda s: conversions[s.nodes]) == expected
-    conversions[("other",)] = Conversions({"v1": 1.0})  # pooling in blocks
+    conversions[("other",)] = Conversions({"v1": MS})  # pooling in blocks
     found = propose_selection(fake_model(nodes=[other]), units, lambda s: conversions[s.nodes])
     assert found == ()
 
@@ -192,7 +195,7 @@ def test_no_plan_is_proposed_where_profiles_fail_or_time_is_over(monkeypatch: py
 def selector(
     parts: Sequence[TunedSubprogram], subprograms: Sequence[Subprogram], interrupted: bool = False
 ) -> Selector:
-    """A selector in which every original converts what it reads and makes in one second each."""
+    """A selector in which every original converts what it reads and makes in a millisecond each."""
     wholes = [s for s in subprograms if not any(s in other.parts for other in subprograms)]
     arguments: Any = (
         SimpleNamespace(model=fake_model()), SimpleNamespace(settings=SimpleNamespace(runtime="plan", threads=1)),
@@ -201,5 +204,5 @@ def selector(
     made = Selector(*arguments)
     made.interrupted = interrupted
     made.__dict__["_task_names"] = tuple("/".join(s.nodes) for s in subprograms)
-    made._conversions = lambda s: Conversions(dict.fromkeys(s.reads, 1.0), dict.fromkeys(s.makes, 1.0))  # type: ignore[method-assign]
+    made._conversions = lambda s: Conversions(dict.fromkeys(s.reads, MS), dict.fromkeys(s.makes, MS))  # type: ignore[method-assign]
     return made

@@ -28,14 +28,14 @@ import onnxruntime
 from einnet_explore.analysis.counts import ELEMENT_BYTES
 from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.pipeline.baseline import random_model_inputs
-from einnet_explore.pipeline.layouts import Mode, Transform, assign_modes, total_seconds
+from einnet_explore.pipeline.layouts import PROHIBITIVE_SECONDS, Mode, Transform, assign_modes, total_seconds
 from einnet_explore.pipeline.model_sessions import subgraph_session
 from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram
 from einnet_explore.support.json_values import JsonObject, as_integers, as_items, as_number, as_object
 from einnet_explore.support.storage import temporary_folder
 
-ROWS, BLOCKED = 0, 1
-"""The layouts: row-major, and ONNX Runtime's blocks of channels."""
+ROWS, BLOCKED, MADE_BLOCKED = 0, 1, 2
+"""The layouts: row-major, ONNX Runtime's blocks of channels, and such blocks that no conversion made."""
 
 PROFILED_RUNS = 8
 """Runs of an original; of each conversion's times the lower quartile is taken."""
@@ -220,7 +220,9 @@ class _Prices:
 
     def transform(self, what: Transform) -> float:
         """Return the seconds of a conversion."""
-        name, _, after = what
+        name, before, after = what
+        if after == MADE_BLOCKED:
+            return 0.0 if before == BLOCKED else PROHIBITIVE_SECONDS
         return self.measured.get((name, after), self.rate * self._bytes(name))
 
     def _bytes(self, name: str) -> int:
@@ -257,7 +259,8 @@ def _originals(subprogram: Subprogram, tuned: TunedSubprogram | None, known: Con
 def _modes(model: Model, seconds: float, region: Region, known: Conversions) -> list[Mode]:
     """Return the modes of nodes that ONNX Runtime runs; those that read rows, as a concatenation, may read blocks.
 
-    These convert values inside, or none and keep the extents of images.  Others read what they do not convert in rows.
+    They do so if all that they read is made in blocks.  They convert values inside, or none and keep the extents of
+    images.  Others read what they do not convert in rows.
     """
     layouts = [
         {name: BLOCKED if name in converted else ROWS for name in names}
@@ -265,7 +268,8 @@ def _modes(model: Model, seconds: float, region: Region, known: Conversions) -> 
     ]
     modes = [Mode(seconds, *layouts)]
     if not known.reads and (known.inside or len(region.image_extents(model)) == 1):
-        modes.append(Mode(seconds - known.inside, *(dict.fromkeys(names, BLOCKED) for names in layouts)))
+        read, made = (dict.fromkeys(n, b) for n, b in zip(layouts, (MADE_BLOCKED, BLOCKED), strict=True))
+        modes.append(Mode(seconds - known.inside, read, made))
     return modes
 
 

@@ -65,7 +65,6 @@ from einnet_explore.runtime.measurement import (
     sample_seconds,
 )
 from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS
-from einnet_explore.support.errors import Refused
 from einnet_explore.support.json_values import JsonObject, as_integers, as_number, as_object
 from einnet_explore.support.limits import return_free_memory
 
@@ -700,8 +699,10 @@ class Selector:
             return propose_selection(self.baseline.model, units, self._conversions) or ()
         except KeyboardInterrupt:
             self.interrupted = True
-        except (Refused, ValueError, *ONNXRUNTIME_ERRORS):
+        except ValueError:
             pass  # it is a proposal only
+        except ONNXRUNTIME_ERRORS:
+            pass
         return ()
 
     def _units(self, whole: Subprogram, number: Mapping[tuple[str, ...], int]) -> Iterable[Unit]:
