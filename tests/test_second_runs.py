@@ -34,6 +34,7 @@ from einnet_explore.pipeline.selection import (
     MAX_CONTENDERS,
     MAX_ELIMINATION_TRIALS,
     MAX_SINGLE_TRIALS,
+    Alternatives,
     eliminate_unprofitable,
     forward_selection,
 )
@@ -451,3 +452,35 @@ def test_tasks_that_time_is_short_for_measure_variants_of_similar_ones(
     work.tuner.start_clock()
     assert work.tuner.prepare(second)[2] is None and work.tuner.prepare(first)[2] is not None
     assert work.tuner.run_task(second).states > 0
+
+
+@pytest.mark.usefixtures("paired")
+def test_a_proposed_plan_is_tried_first_and_its_subprograms_are_not_doubtful() -> None:
+    proposed = (0, 1, COUNT - 1)
+    plans = Plans(lambda kept: 1.0 - 0.01 * len({*kept} & {*proposed}) + 0.01 * len({*kept} - {*proposed}), number=1.0)
+    groups, every = [(n,) for n in range(COUNT)], range(COUNT)
+    choices = Alternatives(proposed)
+    found = forward_selection(
+        against(plans([])), plans, groups, clock=plans.clock, doubtful=every, alternatives=choices
+    )
+    assert plans.made[1:3] == [proposed, tuple(every)] and found.kept == [*proposed]
+    assert not any({*made} < {*proposed} for made in plans.made[2:])  # nothing of it leaves
+
+
+@pytest.mark.usefixtures("paired")
+def test_a_proposed_plan_that_is_slower_leaves_the_trials_as_they_were() -> None:
+    plans = Plans(lambda kept: 1.0 - 0.05 * ([*kept] == [0]) + 0.1 * (1 in kept), number=1.0)
+    choices = Alternatives((0, 1))
+    found = forward_selection(against(plans([])), plans, [(0,), (1,)], clock=plans.clock, alternatives=choices)
+    assert found.kept == [0] and plans.made[1:3] == [(0, 1), (0,)]
+
+
+@pytest.mark.usefixtures("paired")
+@pytest.mark.parametrize(("joined", "kept"), [(0.8, [2]), (0.95, [0, 1])])
+def test_a_joined_subprogram_and_its_parts_replace_one_another(joined: float, kept: list[int]) -> None:
+    """Both parts gain 0.1 together; number 2 is the joined subprogram, which is nearly as fast by itself."""
+    plans = Plans(lambda kept: joined if 2 in kept else 1.0 - 0.05 * len(kept), number=1.0)
+    choices = Alternatives(near=((2,),), rivals={0: (2,), 1: (2,), 2: (0, 1)})
+    found = forward_selection(against(plans([])), plans, [(0,), (1,)], clock=plans.clock, alternatives=choices)
+    assert found.kept == kept and not any({2} < {*made} for made in plans.made)
+    assert {*found.refused} == {0, 1, 2} - {*kept}

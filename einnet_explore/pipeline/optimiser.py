@@ -73,6 +73,10 @@ from einnet_explore.support.wording import count_noun
 FAST_ENOUGH = 1.2
 """A joined subprogram with this speedup is taken without a look at its parts."""
 
+CHAIN_COST = 0.25
+"""Time to tune a chain in vectors, of which one kernel is compiled, as a part of the time to tune one expression, which
+is searched and of which some ten kernels are compiled."""
+
 TASK_BUDGET_SECONDS, MIN_BUDGET_SECONDS, MAX_BUDGET_SECONDS = 4.0, 60.0, 150.0
 """If no budget is given: seconds for each task, and the least and most for a model.  By then the largest tasks of a
 large model have been tuned; a small one ends before, with all of its tasks."""
@@ -549,11 +553,12 @@ class Optimiser:
     def _seconds_each(self) -> dict[tuple[str, ...], float]:
         """The estimated seconds of each subprogram for each of its expressions that are searched.
 
-        A chain in vectors counts as one, so it comes before its parts.
+        A chain in vectors, which is not searched, takes ``CHAIN_COST`` of the time, so it comes before its parts.
         """
         cost, programs = CostModel(), ((s.nodes, s.anonymous.program) for s in self.subprograms)
         return {
-            nodes: cost.program_cost(of).seconds / (1 if is_chain_in_vectors(of) else max(1, len(compute_bound(of))))
+            nodes: cost.program_cost(of).seconds
+            / (CHAIN_COST if is_chain_in_vectors(of) else max(1, len(compute_bound(of))))
             for nodes, of in programs
         }
 
@@ -612,6 +617,7 @@ class Optimiser:
             digest=self._measured_digest,
             parts=self.parts,
             subprograms=[self.subprograms[place[part.nodes]] for part in self.parts],
+            every_subprogram=self.split.subprograms,
             budget=self.time_budget,
         )
 

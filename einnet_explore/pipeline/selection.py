@@ -28,7 +28,6 @@ from time import perf_counter
 from typing import NamedTuple
 
 from einnet_explore.analysis.equations import weight_only
-from einnet_explore.equivalence.verdict import UNSOUND_KINDS
 from einnet_explore.onnx_export.export import Replacement
 from einnet_explore.pipeline.assembly import Assembler, Piece, PlanForm, PlanProgram, Proof
 from einnet_explore.pipeline.baseline import (
@@ -49,7 +48,14 @@ from einnet_explore.pipeline.optimised import (
     PlanMaker,
 )
 from einnet_explore.pipeline.plan import ExecutionPlan
-from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram, count_fusions
+from einnet_explore.pipeline.plan_layouts import Conversions, Region, Unit, measure_conversions, propose_selection
+from einnet_explore.pipeline.subprogram import (
+    Subprogram,
+    TunedSubprogram,
+    count_fusions,
+    operator_digest,
+    seconds_in_parts,
+)
 from einnet_explore.pipeline.tuning_context import Runtime, TuningHistory
 from einnet_explore.runtime.hosts import Host, installed_hosts
 from einnet_explore.runtime.measurement import (
@@ -59,6 +65,7 @@ from einnet_explore.runtime.measurement import (
     all_rounds,
     sample_seconds,
 )
+from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS
 from einnet_explore.support.json_values import JsonObject, as_integers, as_number, as_object
 from einnet_explore.support.limits import return_free_memory
 
@@ -80,11 +87,32 @@ MAX_SINGLE_TRIALS = 8
 MAX_CONTENDERS = 4
 """Groups of contenders, which nearly won by themselves, that are tried one by one in the whole model."""
 
+MAX_NEAR_TRIALS = 4
+"""Groups that are tried in place of others that are nearly as fast by themselves."""
+
+NEAR_RATIO = 1.1
+"""A joined subprogram and its parts are tried in place of one another if their times are within this ratio."""
+
 FORWARD_SELECTION_SECONDS = 75.0
 """Seconds after which the remaining winners are tried together, and nothing else: a trial of a model that takes a
 second takes eight."""
 
 UNTRIED = "interrupted before it was tried in the whole model"
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """Subprograms that are estimated to be fastest together (*proposed*), and choices between those of the same nodes.
+
+    *near* are groups to be tried in place of others, *rivals* the numbers of those that share nodes with one.
+    """
+
+    proposed: tuple[int, ...] = ()
+    near: tuple[tuple[int, ...], ...] = ()
+    rivals: Mapping[int, Collection[int]] = field(default_factory=dict)
+
+
+NO_ALTERNATIVES = Alternatives()
 
 
 class ForwardSelection(NamedTuple):
@@ -106,6 +134,7 @@ def forward_selection(
     start: ExecutionPlan | None = None,
     exact: Collection[int] = (),
     doubtful: Collection[int] = (),
+    alternatives: Alternatives = NO_ALTERNATIVES,
 ) -> ForwardSelection:
     """Select the subprograms that make the whole model faster than the plan *start* (by default the original).
 
@@ -113,8 +142,9 @@ def forward_selection(
     Contenders come after the winners.  A group that made the plan slower is tried once more with those that joined
     later, whose layouts it may share; last, all are tried together.  Those that are *exact* are tried together first,
     and a group of them stays unless the plan is slower by more than noise, or slower than *start*.  If many groups
-    joined together, the *doubtful* ones leave together if the plan is then no slower, and are tried one by one.  Ctrl-C
-    ends the selection with the groups kept by then.
+    joined together, the *doubtful* ones leave together if the plan is then no slower, and are tried one by one.  The
+    *alternatives* propose a plan, which comes before all groups and whose subprograms are then not doubtful, and name
+    groups in place of others.  Ctrl-C ends the selection with the groups kept by then.
     """
     _ = baseline.want  # its run is no part of the time
     until = clock() + seconds
@@ -128,11 +158,13 @@ def forward_selection(
         doubtful,
         is_kept=lambda group: {*group} <= {*kept},
         late=lambda: clock() > until,
+        near=alternatives.near,
     )
     every = tuple(n for group in (*winners, *contenders) for n in group if n in exact)
     gained = 1.0
-    for turn in chain([_Turn(every)] if every else [], turns):
-        changed = turn.applied_to(kept)
+    proposed = _Turn(alternatives.proposed)
+    for turn in chain([_Turn(every)] if every else [], [proposed], turns):
+        changed = turn.applied_to(kept, alternatives.rivals)
         if len(kept) <= tried.get(turn, -1) or changed == kept or not changed:
             continue  # it is in, it does not agree, or the plan has not changed since it was tried
         tried[turn] = inf
@@ -154,7 +186,13 @@ def forward_selection(
         else:
             why = f"without it and others the whole model is not slower: {speedup:.2f} of the speed with them"
             refused |= dict.fromkeys(turn.leaving, why)
+            refused |= dict.fromkeys(
+                {*kept} - {*changed} - {*turn.leaving},
+                f"others of its nodes are faster: {speedup:.2f} of the speed with it",
+            )
             kept, plan, gained = changed, better, gained * speedup
+            if turn is proposed:
+                doubtful -= {*turn.joining}  # the turns to come know it
     return ForwardSelection(kept, plan, {n: why for n, why in refused.items() if n not in kept}, interrupted)
 
 
@@ -164,9 +202,10 @@ class _Turn(NamedTuple):
     joining: tuple[int, ...]
     leaving: tuple[int, ...] = ()
 
-    def applied_to(self, kept: Iterable[int]) -> list[int]:
-        """Return the subprograms of the plan with *kept* after this turn."""
-        return sorted(({*kept} | {*self.joining}) - {*self.leaving})
+    def applied_to(self, kept: Iterable[int], rivals: Mapping[int, Collection[int]]) -> list[int]:
+        """Return the subprograms of the plan with *kept* after this turn; those that join replace their *rivals*."""
+        replaced = {*chain.from_iterable(rivals.get(n, ()) for n in self.joining)}
+        return sorted(({*kept} - replaced | {*self.joining}) - {*self.leaving})
 
 
 def _trial_order(
@@ -175,8 +214,11 @@ def _trial_order(
     doubtful: Collection[int],
     is_kept: Callable[[Iterable[int]], bool],
     late: Callable[[], bool],
+    near: Sequence[tuple[int, ...]] = (),
 ) -> Iterable[_Turn]:
     """Yield *winners*, the last of them together, then *contenders*, then both again, until it is *late*; then all.
+
+    Groups that are *near* ones that they replace come after the winners.
 
     Among many operators with a layout of their own, which another runtime prefers, a few others only pay together.  So
     all are tried, however late it is, and many winners are tried together first.  Each of those that are *doubtful*
@@ -196,7 +238,7 @@ def _trial_order(
         if last:
             break
     several = contenders[:MAX_CONTENDERS]
-    for more in (*several, *again, *several):
+    for more in (*near[:MAX_NEAR_TRIALS], *several, *again, *several):
         if late():
             break
         yield _Turn(more)
@@ -443,6 +485,8 @@ class Selector:
     digest: str
     parts: Sequence[TunedSubprogram]
     subprograms: Sequence[Subprogram]
+    every_subprogram: Sequence[Subprogram] = ()
+    """All subprograms of the model that are no parts of others, tuned or not."""
     budget: float | None = None
     interrupted: bool = field(default=False, init=False)
     """Whether Ctrl-C ended the selection: the result is what was kept by then, and it is not remembered."""
@@ -584,18 +628,14 @@ class Selector:
     def _select(self) -> Selection:
         """Select the subprograms that pay in the whole model, by measurement."""
         winners = [n for n, part in enumerate(self.parts) if part.kept]
-        contenders = [
-            n
-            for n, p in enumerate(self.parts)
-            if not p.kept and p.trial.contender and p.certificate not in UNSOUND_KINDS
-        ]
+        contenders = [n for n, p in enumerate(self.parts) if not p.kept and p.trial.contender and p.is_sound]
         # Joined programs are derived anew for every trial, so many groups are tried in a separate form; exact ones are
         # one trial.
         form = self._forms[0]
         if len(self._groups(n for n in winners if n not in self._exact)) > MAX_SINGLE_TRIALS:
             form = next((f for f in self._forms if not f.is_joined), form)
         found = self._select_forward(form, winners, contenders)
-        self.interrupted = found.interrupted
+        self.interrupted = self.interrupted or found.interrupted
         if not self.interrupted:
             try:
                 return self._fastest_form(tuple(found.kept), found.refused)
@@ -605,6 +645,7 @@ class Selector:
 
     def _select_forward(self, form: PlanForm, winners: Iterable[int], contenders: Iterable[int]) -> ForwardSelection:
         """Return the forward selection in *form*."""
+        alternatives = self._alternatives()
         found = forward_selection(
             self.baseline,
             partial(self._plan, form),
@@ -613,8 +654,73 @@ class Selector:
             min(FORWARD_SELECTION_SECONDS, self._seconds_left()),
             exact=self._exact,
             doubtful=[n for n, part in enumerate(self.parts) if _is_doubtful(part)],
+            alternatives=alternatives,
         )
         return found._replace(plan=self.baseline.original)  # other plans need its memory
+
+    def _alternatives(self) -> Alternatives:
+        """Return the selection that layouts propose, and the choices between joined subprograms and their parts."""
+        number = {part.nodes: n for n, part in enumerate(self.parts)}
+        families: dict[int, tuple[int, ...]] = {}
+        for n, subprogram in enumerate(self.subprograms):
+            if inside := tuple(number[part.nodes] for part in subprogram.parts if part.nodes in number):
+                families[n] = inside
+        rivals = dict(families)
+        rivals |= {part: (whole,) for whole, parts in families.items() for part in parts}
+        near: dict[str, tuple[int, ...]] = {}
+        for whole, parts in families.items():
+            name = self._task_names[whole]
+            near[name] = (*near.get(name, ()), *self._near_choice(whole, parts))
+        return Alternatives(self._proposed(number), tuple(filter(None, near.values())), rivals)
+
+    def _near_choice(self, whole: int, parts: Sequence[int]) -> tuple[int, ...]:
+        """Return the joined subprogram or those of its parts that are not chosen, but nearly as fast; or nothing."""
+        derived = [n for n in parts if self._has_winner(n)]
+        if not derived or not self._has_winner(whole):
+            return ()
+        within = [replace(self.parts[n], kept=n in derived) for n in parts]
+        joined, separate = self.parts[whole].trial.seconds_after, seconds_in_parts(self.parts[whole], within)
+        if max(joined, separate) > NEAR_RATIO * min(joined, separate):
+            return ()
+        return tuple(derived) if self.parts[whole].kept else (whole,)
+
+    def _has_winner(self, n: int) -> bool:
+        return self.parts[n].trial.winner is not None and self.parts[n].is_sound
+
+    def _proposed(self, number: Mapping[tuple[str, ...], int]) -> tuple[int, ...]:
+        """Return the numbers of the subprograms that are estimated to be fastest together, by their layouts."""
+        derived = [part for part in self.parts if part.derivation is not None]
+        if self.assembler.settings.runtime != "plan" or not derived or not self._seconds_left():
+            return ()
+        units = [unit for whole in self.every_subprogram for unit in self._units(whole, number)]
+        try:
+            return propose_selection(self.baseline.model, units, self._conversions) or ()
+        except KeyboardInterrupt:
+            self.interrupted = True
+        except ValueError:
+            pass  # it is a proposal only
+        except ONNXRUNTIME_ERRORS:
+            pass
+        return ()
+
+    def _units(self, whole: Subprogram, number: Mapping[tuple[str, ...], int]) -> Iterable[Unit]:
+        """Yield *whole* with what is tuned of it, or its parts if it is not tuned."""
+        alone = (whole,) if whole.nodes in number or not whole.parts else whole.parts
+        for each in alone:
+            tuned = [(number[s.nodes], s) for s in (each, *each.parts) if s.nodes in number]
+            yield Unit(each, {n: (s, self.parts[n]) for n, s in tuned})
+
+    def _conversions(self, region: Region) -> Conversions:
+        """Return the conversions of the nodes of *region*, measured once for equal ones."""
+        model, names = self.baseline.model, region.value_names()
+        shapes = [model.shape(name) for name in names.values()]
+        key = operator_digest(model, region.nodes), shapes, self.assembler.settings.threads
+        known = self.history.get("conversions", *key)
+        if known is not None:
+            return Conversions.from_json(known).renamed(names)
+        found = measure_conversions(model, region, self.assembler.settings.threads)
+        self.history.record(found.renamed({value: n for n, value in names.items()}).to_json(), "conversions", *key)
+        return found
 
     def _fastest_form(self, kept: tuple[int, ...], refused: Mapping[int, str]) -> Selection:
         """Return *kept* in the fastest form, after backward elimination in that form."""

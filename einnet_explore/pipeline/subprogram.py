@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -195,6 +195,11 @@ class TunedSubprogram:
         return self.trial.derivation
 
     @property
+    def is_sound(self) -> bool:
+        """Whether no step of its derivation is false or unknown."""
+        return self.certificate not in UNSOUND_KINDS
+
+    @property
     def rounds_exactly(self) -> bool:
         """Whether it is in the plan and rounds to integers as the model defines, which the original does not."""
         return self.kept and self.trial.rounds_exactly
@@ -257,8 +262,7 @@ def choose_joined_or_parts(
     """
     inside = set(whole.nodes)
     within = [part for part in parts if not inside.isdisjoint(part.nodes)]
-    between = whole.trial.seconds_before - sum(part.trial.seconds_before for part in within)
-    separate = max(0.0, between) + sum(part.seconds for part in within)
+    separate = seconds_in_parts(whole, within)
     if not whole.kept:
         return _discard(whole, whole.why), list(parts)
     noise = MAX_EXACT_RATIO if whole.rounds_exactly and not all(part.rounds_exactly for part in within) else 1.0
@@ -267,6 +271,13 @@ def choose_joined_or_parts(
         return _discard(whole, why), list(parts)
     together = "is derived together with others"
     return whole, [part if inside.isdisjoint(part.nodes) else _discard(part, together) for part in parts]
+
+
+def seconds_in_parts(whole: TunedSubprogram, within: Iterable[TunedSubprogram]) -> float:
+    """Return the seconds of the parts *within* the joined subprogram *whole*, and of what lies between them."""
+    within = tuple(within)
+    between = whole.trial.seconds_before - sum(part.trial.seconds_before for part in within)
+    return max(0.0, between) + sum(part.seconds for part in within)
 
 
 def _discard(part: TunedSubprogram, why: str) -> TunedSubprogram:

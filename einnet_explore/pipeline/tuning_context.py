@@ -225,6 +225,7 @@ _TABLE = "CREATE TABLE IF NOT EXISTS remembered (what TEXT, key TEXT, found TEXT
 DocumentKind: TypeAlias = Literal[
     "attribution",
     "contest",
+    "conversions",
     "export",
     "gpu",
     "host",
@@ -236,9 +237,9 @@ DocumentKind: TypeAlias = Literal[
     "selection",
     "spent",
 ]
-"""``contest`` is a trial, ``gpu`` one on a GPU, ``host`` the subprograms kept with another host than ONNX Runtime,
-``post`` a post-optimisation, ``reading`` what reading a model found, ``model`` the seconds of a model, ``spent`` those
-of tuning."""
+"""``contest`` is a trial, ``conversions`` those of an original, ``gpu`` a trial on a GPU, ``host`` the subprograms kept
+with another host than ONNX Runtime, ``post`` a post-optimisation, ``reading`` what reading a model found, ``model`` the
+seconds of a model, ``spent`` those of tuning."""
 
 
 class TuningHistory:
