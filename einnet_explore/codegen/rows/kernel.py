@@ -36,6 +36,7 @@ from einnet_explore.codegen.tvm.emission import (
     VectorTile,
     count_steps,
     fill_buffer,
+    fold_vector,
     load_vector,
     multiply_tile,
     store_tile,
@@ -73,6 +74,9 @@ RowReader: TypeAlias = Callable[[TvmObject], Callable[..., TvmObject]]
 
 MAX_BLOCK_ROWS = 64
 """Rows of a block, at most."""
+
+MAX_ROW_VECTORS = 4
+"""Vectors of a row that are computed together, at most."""
 
 
 @dataclass
@@ -431,9 +435,13 @@ class RowWriter:
 
     @property
     def _lanes(self) -> int:
+        """Elements that are computed together: several vectors, as far as no more elements are computed in all.
+
+        A reduction in one vector would wait for its last sum each time.
+        """
         extent = self.kernel.nest.along.extent
-        lanes = self.kernel.lanes
-        while lanes > extent:
+        lanes = MAX_ROW_VECTORS * self.kernel.lanes
+        while lanes > extent or (lanes > self.kernel.lanes and -extent % lanes >= self.kernel.lanes):
             lanes //= 2
         return lanes
 
@@ -453,9 +461,7 @@ class RowWriter:
         node = self.kernel.nest.nodes[n]
         assert isinstance(node, ReducedNode)
         total = T.alloc_buffer((1,))
-        T.buffer_store(total, lanes[0], [0])
-        for x in range(1, self._lanes):
-            T.buffer_store(total, tvm_join(node.reduce, total[0], lanes[x]), [0])
+        T.buffer_store(total, fold_vector(lanes, self._lanes, node.reduce) if self._lanes > 1 else lanes[0], [0])
         self.readers[node_name(n)] = lambda: total[0]
 
 
