@@ -62,7 +62,7 @@ C_KERNEL_VERSION = 12
 SCHEDULE_VERSION = 42
 """Kernels that TVM compiles: stages as written, rows, one-pass softmax, chains in blocks."""
 
-TILED_KERNEL_VERSION = 12
+TILED_KERNEL_VERSION = 13
 """Tiled contractions."""
 
 INTEGER_PRODUCT_VERSION = 10
