@@ -282,24 +282,27 @@ def test_exponential_is_accurate_at_all_magnitudes() -> None:
 
 
 @needs_cc
-@pytest.mark.parametrize("engine", ["c", "tiled"])
-def test_error_function_is_accurate_at_all_magnitudes(engine: str) -> None:
-    """To 5 units in the last place, and within -1 and 1; what is not a number stays one."""
-    edges = np.float32([0, 1e-30, 1e-40, 0.5, 1, 3.9, 4, 5, 1e30, np.inf, np.nan])
+@pytest.mark.parametrize(("function", "engine", "units"), [("erf", "c", 5), ("erf", "tiled", 5), ("tanh", "tiled", 6)])
+def test_functions_between_minus_one_and_one_are_accurate_at_all_magnitudes(
+    function: str, engine: str, units: int
+) -> None:
+    """To so many units in the last place, and within -1 and 1; what is not a number stays one."""
+    edges = np.float32([0, 1e-30, 1e-40, 0.5, 1, 3.9, 4, 5, 8.3, 8.99, 9, 9.1, 1e30, np.inf, np.nan])
     bits = np.arange(0, 1 << 32, 1 << 17, dtype=np.uint64).astype(np.uint32).view(np.float32)
     spread = np.random.default_rng(0).standard_normal(1 << 16).astype(np.float32) * 2
     x = np.concatenate([edges, -edges, spread, bits])[: 1 << 16].reshape(-1, 16)
     rows = len(x)
-    body = {"c": "erf(A[i, j])", "tiled": f"erf({{[i:{rows}, j:16] sum[k:1] A[i+k, j] * B[k, 0]}}[i, j])"}[engine]
+    value = "A[i, j]" if engine == "c" else f"{{[i:{rows}, j:16] sum[k:1] A[i+k, j] * B[k, 0]}}[i, j]"
+    body = f"{function}({value})"
     scope = scope_of(f"tensor A[{rows}, 16]\ntensor B[1, 1]\nY[i:{rows}, j:16] = {body}")
     given, y = {"A": aligned(x), "B": aligned(np.ones((1, 1), np.float32))}, aligned_empty(x.shape, np.float32)
     made = tiled_contraction(scope) if engine == "tiled" else None
     (NativeCall(NativeSource(scope)) if made is None else TiledCall(made, {})).bind(given, y)()
-    wanted = np.vectorize(math.erf)(x.astype(np.float64))
+    wanted = np.vectorize(getattr(math, function))(x.astype(np.float64))
     assert (engine == "tiled") == (made is not None)
     assert (np.isnan(y) == np.isnan(x)).all() and np.nanmax(np.abs(y)) == 1
     error = np.abs(y - wanted) / np.maximum(np.spacing(np.abs(wanted).astype(np.float32)), 2.0**-149)
-    assert np.nanmax(error) <= 5
+    assert np.nanmax(error) <= units
 
 
 def test_exponential_in_tvm_is_accurate_at_all_magnitudes() -> None:

@@ -22,6 +22,8 @@ from einnet_explore.analysis.online_softmax import (
     softmax_homomorphism,
 )
 from einnet_explore.codegen.register_tiles import Machine, this_machine
+from einnet_explore.codegen.rows import online
+from einnet_explore.codegen.rows.hidden_columns import hiding_term
 from einnet_explore.codegen.rows.online import online_block, online_function
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
@@ -393,3 +395,102 @@ def test_one_pass_attention_is_exported_with_softmax(score: str) -> None:
     rng = np.random.default_rng(2)
     arrays = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in tensors(scope)}
     np.testing.assert_allclose(run(made, arrays), evaluate(scope, arrays, np.float64), atol=2e-6)
+
+
+# Hidden columns
+
+LOWEST = float(np.finfo(np.float32).min)
+
+
+def bits_and_all_columns(
+    scope: Scope, arrays: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch, threads: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """The results of the kernel that skips hidden columns and of the one that computes all of them."""
+    source, found = TvmSource(scope, threads=threads), []
+    inputs = dict(zip(source.inputs, source.shapes, strict=False))
+    for skips in (True, False):
+        with monkeypatch.context() as patch:
+            if not skips:
+                patch.setattr(online, "hiding_term", lambda _: None)
+            made = online.online_function(fits(scope), inputs, threads, this_machine())
+        assert ("while" in str(made.script())) == skips
+        kernel = TvmKernel(source, compiled.build_tvm(made, f"hidden-{skips}-{source.key}"[:200], threads))
+        found.append(kernel(*(arrays[name] for name in source.inputs)))
+    return found[0], found[1]
+
+
+def masked_arrays(scope: Scope, mask: np.ndarray, bias: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    arrays = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in tensors(scope)}
+    arrays["mask"] = mask.astype(np.float32)
+    if bias is not None:
+        arrays["bias"] = bias.astype(np.float32)
+    return arrays
+
+
+@pytest.mark.parametrize("lowest", [LOWEST, -np.inf])
+@pytest.mark.parametrize(("m", "w", "threads"), [(70, 70, 1), (64, 64, 2), (140, 1100, 1), (33, 47, 1)])
+def test_columns_hidden_by_a_mask_are_skipped_with_the_same_bits(
+    m: int, w: int, threads: int, lowest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scope = derived(attention(2, m, w, 16, 24, MASKED))
+    mask = np.where(np.arange(w) <= np.arange(m)[:, None] + (w - m) // 2, 0, lowest)
+    mask[3] = lowest  # a row without visible columns: all weigh the same, or NaN
+    mask[20:, :5] = lowest
+    arrays = masked_arrays(scope, mask, np.where(np.arange(w) < w - 5, 0.5, lowest))
+    skipped, whole = bits_and_all_columns(scope, arrays, monkeypatch, threads)
+    np.testing.assert_array_equal(skipped, whole)
+    with np.errstate(invalid="ignore"):
+        want = evaluate(scope, arrays, np.float64)
+    rows = np.arange(m) != 3
+    assert np.abs(skipped - want)[:, rows].max() <= 4e-6 * np.abs(want[:, rows]).max()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("K", np.nan), ("K", 1e30), ("Q", np.inf), ("V", np.nan), ("V", np.inf), ("K", 3e38)]
+)
+def test_hidden_columns_are_computed_if_their_scores_or_values_might_be_infinite(
+    name: str, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scope = derived(attention(2, 40, 40, 16, 16, MASKED))
+    arrays = masked_arrays(scope, np.where(np.tri(40, dtype=bool), 0, LOWEST), np.zeros(40))
+    arrays[name][1, 39] = value
+    skipped, whole = bits_and_all_columns(scope, arrays, monkeypatch)
+    np.testing.assert_array_equal(skipped, whole)
+    if name == "V":
+        assert not np.isfinite(skipped[1]).any() and np.isfinite(skipped[0]).all()
+
+
+@pytest.mark.parametrize("low", [-1e36, -1e31, -100.0])
+def test_terms_that_only_lower_scores_hide_no_column(low: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    scope = derived(attention(1, 40, 40, 16, 16, MASKED))
+    mask = np.where(np.tri(40, dtype=bool), low, 2 * low)
+    skipped, whole = bits_and_all_columns(scope, masked_arrays(scope, mask, np.zeros(40)), monkeypatch)
+    np.testing.assert_array_equal(skipped, whole)
+
+
+def test_rows_without_a_visible_term_see_every_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All terms are below -1e30, some below -1e37: the largest score is one of the former."""
+    scope = derived(attention(1, 40, 40, 16, 16, MASKED))
+    mask = np.where(np.tri(40, dtype=bool), -1e35, -2e37)
+    skipped, whole = bits_and_all_columns(scope, masked_arrays(scope, mask, np.zeros(40)), monkeypatch)
+    np.testing.assert_array_equal(skipped, whole)
+
+
+@pytest.mark.parametrize(
+    ("score", "term"),
+    [
+        (MASKED, "+(0, mask[m, w], #1[w])"),
+        (CAUSAL, "where(w <= m, 0, -inf)"),
+        ("where(w > m, -inf, 2 * S[b, m, w] + mask[m, w])", "where(w > m, -inf, +(0, mask[m, w]))"),
+        ("2 * (S[b, m, w] + mask[m, w])", "*(2, +(0, mask[m, w]))"),
+        (PLAIN, None),
+        ("S[b, m, w] * mask[m, w]", None),
+        ("1e13 * S[b, m, w] + mask[m, w]", None),
+        ("tanh(S[b, m, w]) + mask[m, w]", None),
+        ("where(w <= m, S[b, m, w], -1000)", None),
+    ],
+)
+def test_term_that_may_hide_columns(score: str, term: str | None) -> None:
+    found = hiding_term(fits(derived(attention(2, 9, 32, 16, 16, score))))
+    assert (found and str(found)) == term

@@ -18,7 +18,7 @@ from einnet_explore.pipeline.model_sessions import subgraph_session
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.plan import GroupRun, ProgramCall, build_plan
 from einnet_explore.runtime import measurement, onnx_fragment
-from einnet_explore.runtime.onnx_fragment import session_options
+from einnet_explore.runtime.onnx_fragment import LOADED_KERNELS, session_options
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.support.errors import Refused
 from einnet_explore.syntax import parse
@@ -475,6 +475,26 @@ def test_values_of_double_precision_are_converted_between_calls() -> None:
     got = plan.run({"x": np.array([-1.0, 0.0, 1.0, 2.0])})["y"]
     assert got.dtype == np.float64
     np.testing.assert_array_equal(got, [0, 0, 1, 2])
+
+
+@hosts
+def test_kernels_read_and_make_values_in_the_shapes_around_reshapes() -> None:
+    """A reshape of an input and one of the result; that of a value which another node reads stays."""
+    of = model(
+        [node("Reshape", "flat", "x twelve", "a"), node("Relu", "relu", "a", "b"),
+         node("Reshape", "wide", "b six", "y"),
+         node("Relu", "other", "y", "u"), node("Reshape", "back", "u twelve", "z")],
+        {"x": [3, 4]}, {"y": [2, 6], "z": [12]}, twelve=np.array([12]), six=np.array([2, 6]),
+    )  # fmt: skip
+    run = ProgramCall(compile_program(parse("tensor p[12]\nq[i:12] = relu(p[i])")), {"p": "a", "q": "b"})
+    plan = build_plan(of, {("relu",): run})
+    nodes = plan.model_with(LOADED_KERNELS).proto.graph.node
+    assert [(n.op_type, *n.input[:1], *n.output) for n in nodes] == [
+        ("Kernel", "x", "y"), ("Relu", "y", "u"), ("Reshape", "u", "z"),
+    ]  # fmt: skip
+    feeds = random_model_inputs(of, 2)
+    for name, array in whole(of, feeds).items():
+        np.testing.assert_array_equal(plan.run(feeds)[name], array)
 
 
 @hosts

@@ -1,5 +1,6 @@
 """Kernels of rows at the edges: blocks of few rows, masks that end where memory does."""
 
+import re
 import subprocess
 import sys
 
@@ -10,8 +11,10 @@ from einnet_explore.analysis.row_nest import match_row_nest
 from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.codegen.rows.kernel import block_rows
 from einnet_explore.codegen.tvm.emission import vector_tile
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Scope
 from einnet_explore.runtime import tvm_cpu
+from einnet_explore.strategies.vertical_fusion import fuse_vertically
 from einnet_explore.syntax import parse
 
 WINDOWS = """
@@ -83,3 +86,28 @@ def test_nothing_is_read_beyond_a_mask() -> None:
     """TVM leaves out of what ``Select`` takes what keeps its indices inside: the mask was read up to 511 too far."""
     done = subprocess.run([sys.executable, "-c", MASKED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+NORMALISED = """
+    tensor X[5, {n}]
+    A[i:5] = sum[r:{n}] {scale} * X[i, r]
+    D[i:5, j:{n}] = X[i, j] - A[i]
+    V[i:5] = sum[r:{n}] {scale} * D[i, r] * D[i, r]
+    M[i:5] = max[r:{n}] D[i, r]
+    Y[i:5, j:{n}] = D[i, j] * rsqrt(0.00001 + V[i]) + exp(D[i, j] - M[i])
+    output Y"""
+
+
+@pytest.mark.parametrize(
+    ("n", "lanes"), [(768, 64), (96, 32), (197, 16), (448, 64), (127, 64), (113, 64), (9, 8), (5, 4), (200, 16)]
+)
+def test_rows_are_reduced_in_several_vectors_if_no_more_elements_are_computed(n: int, lanes: int) -> None:
+    derivation = fuse_vertically(parse(NORMALISED.format(n=n, scale=1 / n)))
+    assert derivation is not None
+    (equation,) = derivation.end.equations
+    source = tvm_cpu.TvmSource(equation.scope)
+    widths = set(re.findall(r"T\.vectorized\((\d+)\)", str(source.function.script())))
+    assert widths == {str(lanes)}
+    x = np.random.default_rng(0).standard_normal((5, n)).astype(np.float32)
+    want = evaluate(equation.scope, {"X": x}, np.float64)
+    np.testing.assert_allclose(tvm_cpu.load_tvm_kernel(source)(x), want, rtol=1e-5, atol=1e-5)

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from einnet_explore.onnx_export.export import Replacement, rewrite_graph
 from einnet_explore.onnx_import.load import restore_folded_nodes
@@ -39,6 +39,7 @@ from einnet_explore.pipeline.model_sessions import (
     run_session,
 )
 from einnet_explore.runtime.arrays import Array, Arrays
+from einnet_explore.runtime.kernel_shapes import without_reshapes
 from einnet_explore.runtime.onnx_fragment import (
     LOADED_KERNELS,
     FragmentWriter,
@@ -52,6 +53,7 @@ from einnet_explore.runtime.onnx_weights import (
     LARGE_PAGE_BYTES,
     LargePages,
     content_bytes,
+    is_declared,
     lies_in_large_pages,
     weight_proto,
     with_elements,
@@ -182,8 +184,11 @@ def splice_model(
     for nodes, written in parts:
         protos += [node.proto for node in nodes] if written is None else written.nodes
         weights |= {} if written is None else written.weights
+    protos = without_reshapes(protos, _static_shapes(regions), {**_small_constants(regions), **weights}, border[1])
     reads = {name for nodes, written in parts if written is None for node in nodes for name in node.reads}
     reads |= set(border[1])
+    needed = {*border[1], *(name for node in protos for name in node.input)}
+    weights = {name: array for name, array in weights.items() if name in needed}
     made = {name for node in protos for name in node.output}
     joined = helper.make_graph(
         protos,
@@ -204,6 +209,21 @@ def splice_model(
         ir_version=regions.proto.ir_version,
     )
     return PlanModel(proto, {**{name: a for name, a in regions.arrays.items() if name in reads}, **weights})
+
+
+def _static_shapes(regions: ModelRegions) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of values of *regions* whose dimensions are all numbers."""
+    found = {}
+    for name, info in regions.infos.items():
+        dims = info.type.tensor_type.shape.dim
+        if info.type.tensor_type.HasField("shape") and all(d.HasField("dim_value") for d in dims):
+            found[name] = tuple(d.dim_value for d in dims)
+    return found
+
+
+def _small_constants(regions: ModelRegions) -> dict[str, Array]:
+    """Return the constants of *regions* whose elements are in the graph, as shapes are."""
+    return {name: numpy_helper.to_array(w) for name, w in regions.weights.items() if not is_declared(w)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -54,8 +54,9 @@ from einnet_explore.runtime.arrays import Array, bind_arrays, bind_function, fit
 from einnet_explore.runtime.bfloat16_products import bfloat16_kernel, match_bfloat16_product
 from einnet_explore.runtime.c_kernels import NativeSource
 from einnet_explore.runtime.integer_products import PackedProduct, integer_product
+from einnet_explore.runtime.kernel_shapes import Shape
 from einnet_explore.runtime.matrix_products import bind_matrix_product
-from einnet_explore.runtime.onnx_fragment import FragmentWriter, Shape, bind_session, custom_ops_available, onnx_session
+from einnet_explore.runtime.onnx_fragment import FragmentWriter, bind_session, custom_ops_available, onnx_session
 from einnet_explore.runtime.profile_store import (
     BFLOAT16_ENGINE,
     C_ENGINE,

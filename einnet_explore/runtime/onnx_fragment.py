@@ -34,6 +34,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state
 from einnet_explore.ir import FLOAT32, Scope
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import Array, Arrays
+from einnet_explore.runtime.kernel_shapes import Shape, flatten_shapes
 from einnet_explore.runtime.measurement import SPIN_SECONDS
 from einnet_explore.runtime.onnx_weights import DOMAIN, NO_WEIGHTS, open_lent, weight_proto
 
@@ -68,7 +69,6 @@ def onnxruntime_message(error: Exception) -> str:
     return _CODE.sub("", str(error).strip())
 
 
-Shape: TypeAlias = tuple[int, ...]
 Waiting: TypeAlias = Literal["spin", "sleep"]
 """The way in which a session's threads wait for work between two calls: in a loop, or asleep."""
 
@@ -198,10 +198,6 @@ def _entry_name(number: int, cpu: str) -> str:
     return f"{compiled.ENTRY_POINT_PREFIX}k{number}_{cpu.replace('-', '_')}"
 
 
-def _flatten_shapes(shapes: Iterable[Shape]) -> list[int]:
-    return [n for shape in shapes for n in (len(shape), *shape)]
-
-
 def _take_over(library: ctypes.CDLL) -> None:
     """Let the kernel in *library* take threads from the session in which it runs, or outside of one from TVM's pool."""
     path = _custom_op_library()
@@ -303,8 +299,8 @@ class FragmentWriter:
             "kernel": number,
             "threads": kernel.threads,
             "types": list(map(onnx_type, types)),
-            "shapes": _flatten_shapes([*shapes, kernel.scope.shape]),
-            "views": _flatten_shapes(kernel.shapes),
+            "shapes": flatten_shapes([*shapes, kernel.scope.shape]),
+            "views": flatten_shapes(kernel.shapes),
         }
         target = self.output_value(makes)
         op_type = "Kernel" if result == FLOAT32 else f"Kernel_{result}"

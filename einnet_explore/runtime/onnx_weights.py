@@ -137,7 +137,7 @@ def open_lent(
     """
     if not isinstance(model, onnx.ModelProto):
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    read = set(_read_names(model.graph))
+    read = set(read_names(model.graph))
     lent = {
         tensor.name: onnxruntime.OrtValue.ortvalue_from_numpy(aligned(array := weights[tensor.name], array.dtype))
         for tensor in model.graph.initializer
@@ -159,14 +159,14 @@ def open_lent(
     return session
 
 
-def _read_names(graph: onnx.GraphProto) -> Iterable[str]:
+def read_names(graph: onnx.GraphProto) -> Iterable[str]:
     """Yield the names that nodes of *graph* and of graphs inside it read, and those of its outputs."""
     yield from (value.name for value in graph.output)
     for node in graph.node:
         yield from node.input
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
-                yield from _read_names(inner)
+                yield from read_names(inner)
 
 
 def _names_read_in_place(graph: onnx.GraphProto) -> set[str]:
@@ -180,7 +180,7 @@ def _names_read_in_place(graph: onnx.GraphProto) -> set[str]:
         (found if node.domain == DOMAIN or node.op_type == "Gather" else others).update(node.input)
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
-                others.update(_read_names(inner))
+                others.update(read_names(inner))
     return found - others
 
 

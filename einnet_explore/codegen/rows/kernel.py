@@ -10,7 +10,7 @@ zeros outside.  ``codegen.rows.online`` shares the frame of the kernels.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TypeAlias
@@ -36,6 +36,7 @@ from einnet_explore.codegen.tvm.emission import (
     VectorTile,
     count_steps,
     fill_buffer,
+    fold_vector,
     load_vector,
     multiply_tile,
     store_tile,
@@ -68,11 +69,14 @@ NodeReader = Callable[..., TvmObject]
 VectorReader: TypeAlias = Callable[[TvmObject, TvmObject], TvmObject]
 """The vector of a row of a matrix from a column on."""
 
-RowReader: TypeAlias = Callable[[TvmObject], Callable[[TvmObject], TvmObject]]
-"""The elements of a row of a matrix, by their place."""
+RowReader: TypeAlias = Callable[[TvmObject], Callable[..., TvmObject]]
+"""The elements of a row of a matrix, by their place, or as many neighbours as a second argument says."""
 
 MAX_BLOCK_ROWS = 64
 """Rows of a block, at most."""
+
+MAX_ROW_VECTORS = 4
+"""Vectors of a row that are computed together, at most."""
 
 
 @dataclass
@@ -158,7 +162,7 @@ class RowKernel:
                 u = T.bind(first + x)
                 with T.serial(depth) as k:
                     point = {**here, **mixed_radix_split(band.sums, k)}
-                    value = self._at_column(band.right, point, u, tiles.stop * width)
+                    value = self.at_column(band.right, point, u, tiles.stop * width)
                     T.buffer_store(buffer, value, [(at * depth + k) * width + x])
         return buffer
 
@@ -180,8 +184,10 @@ class RowKernel:
                 with T.If(begin + lanes <= end):
                     with T.Then(), T.vectorized(lanes) as lane:
                         store(lane)
-                    with T.Else(), T.serial(tirx.max(end - begin, 0)) as x:
-                        store(x)
+                    with T.Else():
+                        store_vector(buffer, tirx.Broadcast(tvm_constant(0), lanes), to, lanes)
+                        with T.serial(tirx.max(end - begin, 0)) as x:
+                            store(x)
             return True
         if not isinstance(body, Access) or k.extent % lanes or not self._is_along_memory(body, k):
             return False
@@ -260,11 +266,11 @@ class RowKernel:
             here = self.over_batch(batch) if env is None else env
             u, start = c + columns.start, (batch * len(columns) + c) * width
             if n is None:
-                T.buffer_store(buffer, self._at_column(body, here, u, columns.stop), [start])
+                T.buffer_store(buffer, self.at_column(body, here, u, columns.stop), [start])
                 return buffer
 
             def store(x: TvmObject) -> None:
-                T.buffer_store(buffer, self._at_column(body, {**here, n: x}, u, columns.stop), [start + x])
+                T.buffer_store(buffer, self.at_column(body, {**here, n: x}, u, columns.stop), [start + x])
 
             self._store_along(n, self._before(body, columns.stop), store)
             if width > n.extent:
@@ -272,7 +278,7 @@ class RowKernel:
                     T.buffer_store(buffer, tvm_constant(0), [start + n.extent + x])
         return buffer
 
-    def _at_column(self, body: Scalar, env: Environment, u: TvmObject, end: int) -> TvmObject:
+    def at_column(self, body: Scalar, env: Environment, u: TvmObject, end: int) -> TvmObject:
         """Return *body* at column *u* before *end*; 0 after the last column."""
         column = self.nest.column
         if end < column.extent:
@@ -308,13 +314,15 @@ class RowKernel:
         if len(band.sums) == 1 and self.stride(band.left, x) == depth and self.stride(band.left, band.sums[0]) == 1:
             (k,) = band.sums
 
-            def in_place(r: TvmObject) -> Callable[[TvmObject], TvmObject]:
+            def in_place(r: TvmObject) -> Callable[..., TvmObject]:
                 row = T.bind(tirx.min(first + r, x.extent - 1))
-                return lambda at: self.load_along(band.left, {**env, x: row, k: at})
+                return lambda at, lanes=1: self.load_along(band.left, {**env, x: row, k: at}, lanes)
 
             return in_place
         packed = self.pack_left(band, env, first)
-        return lambda r: lambda k: packed[r * depth + k]
+        return lambda r: (
+            lambda k, lanes=1: load_vector(packed, r * depth + k, lanes) if lanes > 1 else packed[r * depth + k]
+        )
 
     def multiply_band(
         self,
@@ -327,13 +335,18 @@ class RowKernel:
         t: TvmObject,
         rows: TvmObject,
         vectors: int = 2,
+        is_read: Callable[[TvmObject], TvmObject] | None = None,
     ) -> None:
         """Multiply *rows* of a block by a tile of columns, packed from *base* on, into tile *t* of rows of *span*.
 
-        Only the first *vectors* of each row of the tile are computed.
+        Only the first *vectors* of each row of the tile are computed, and only tiles of rows from *r* on for which
+        *is_read* (r).
         """
         tile, width = replace(self.tile, vectors=vectors), self.tile.width
-        with T.serial((rows + tile.rows - 1) // tile.rows) as rt:
+        with T.serial((rows + tile.rows - 1) // tile.rows) as rt, ExitStack() as inside:
+            if is_read is not None:
+                inside.enter_context(T.If(is_read(rt * tile.rows)))
+                inside.enter_context(T.Then())
             each = [left(rt * tile.rows + row) for row in range(tile.rows)]
             sums = multiply_tile(
                 tile,
@@ -422,9 +435,13 @@ class RowWriter:
 
     @property
     def _lanes(self) -> int:
+        """Elements that are computed together: several vectors, as far as no more elements are computed in all.
+
+        A reduction in one vector would wait for its last sum each time.
+        """
         extent = self.kernel.nest.along.extent
-        lanes = self.kernel.lanes
-        while lanes > extent:
+        lanes = MAX_ROW_VECTORS * self.kernel.lanes
+        while lanes > extent or (lanes > self.kernel.lanes and -extent % lanes >= self.kernel.lanes):
             lanes //= 2
         return lanes
 
@@ -444,9 +461,7 @@ class RowWriter:
         node = self.kernel.nest.nodes[n]
         assert isinstance(node, ReducedNode)
         total = T.alloc_buffer((1,))
-        T.buffer_store(total, lanes[0], [0])
-        for x in range(1, self._lanes):
-            T.buffer_store(total, tvm_join(node.reduce, total[0], lanes[x]), [0])
+        T.buffer_store(total, fold_vector(lanes, self._lanes, node.reduce) if self._lanes > 1 else lanes[0], [0])
         self.readers[node_name(n)] = lambda: total[0]
 
 

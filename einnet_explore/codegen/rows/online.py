@@ -8,6 +8,9 @@ far, the sum of the exponentials relative to it, and the weighted sum of the val
 3. :math:`v \leftarrow c\,v + p\,V`, a dense product whose sums start from :math:`c\,v`.
 
 The operands over the columns are packed once for each element of the batch.
+
+Tiles of columns that are hidden from all rows of a group, as by a causal mask, are skipped
+(``codegen.rows.hidden_columns``).
 """
 
 from __future__ import annotations
@@ -15,13 +18,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import takewhile
-from math import prod
+from math import lcm, prod
 
 from einnet_explore.analysis.indices import iterators_of
 from einnet_explore.analysis.online_softmax import LOWEST_SCORE, OnlineSoftmax
 from einnet_explore.analysis.row_nest import BandNode, ColumnNode, node_name
 from einnet_explore.codegen.register_tiles import Machine
+from einnet_explore.codegen.rows.hidden_columns import (
+    MAX_NORM_PRODUCT,
+    MAX_VALUE_NORM,
+    HiddenColumns,
+    hiding_term,
+)
 from einnet_explore.codegen.rows.kernel import MAX_BLOCK_ROWS, NodeReader, RowKernel, VectorReader, band_depth
 from einnet_explore.codegen.tvm import TvmObject, emission
 from einnet_explore.codegen.tvm.emission import (
@@ -35,6 +45,7 @@ from einnet_explore.codegen.tvm.emission import (
     multiply_tile,
     store_tile,
     store_vector,
+    tvm_constant,
     tvm_function,
     vector_tile,
 )
@@ -130,6 +141,15 @@ class _OnlineKernel(RowKernel):
         read = {x for node in self.nest.nodes if isinstance(node, BandNode) for x in iterators_of(node.right)}
         return prod(x.extent for x in takewhile(lambda x: x not in read, reversed(self.nest.batch)))
 
+    @cached_property
+    def hidden(self) -> HiddenColumns | None:
+        """The columns that a term of the scores hides; None if they are not skipped."""
+        nest, term = self.nest, hiding_term(self.online)
+        depths = (band_depth(node) for node in nest.nodes if isinstance(node, BandNode))
+        if term is None or nest.along.extent < self.lanes or any(depth % self.lanes for depth in depths):
+            return None
+        return HiddenColumns(self, term, lcm(self.tile.rows, self.out.rows), self.rows)
+
     def read_values(self, columns: range, env: Environment) -> VectorReader:
         """Return the reader (column, start) of vectors of the values, in place if all of them are contiguous."""
         n, width, lanes = self.product.n, self.width, self.lanes
@@ -147,6 +167,7 @@ class _OnlineKernel(RowKernel):
         tiles = range(-(-end // self.tile.width))
         inside = self.threads > 1 and groups >= 4 * self.threads
         shared = self.batches_with_equal_bands if self.threads == 1 else 1
+        ends = None if self.hidden is None else self.hidden.write_ends()
         with T.serial(self.batches // shared) if inside else self.loop(self.batches // shared) as batch:
             first = self.over_batch(batch * shared)
             bands = {
@@ -154,6 +175,7 @@ class _OnlineKernel(RowKernel):
                 for n, node in enumerate(nest.nodes)
                 if isinstance(node, BandNode)
             }
+            norms = None if ends is None else self._band_norms(ends, first, bands)
             with nullcontext(0) if shared == 1 else T.serial(shared) as part:
                 env = first if shared == 1 else self.over_batch(T.bind(batch * shared + part))
                 columns = {
@@ -162,8 +184,28 @@ class _OnlineKernel(RowKernel):
                     if isinstance(node, ColumnNode)
                 }
                 values = self.read_values(range(end), env)
+                if norms is not None:
+                    self._add_value_norm(ends, env, values, norms)
                 with self.loop(groups) if inside else T.serial(groups) as group:
-                    _OnlineBlock(self, env, bands, columns, values, T.bind(group * self.rows)).write()
+                    block = _OnlineBlock(self, env, bands, columns, values, T.bind(group * self.rows))
+                    block.write(ends, norms)
+
+    def _band_norms(self, ends: TvmObject, env: Environment, packed: Mapping[int, TvmObject]) -> TvmObject:
+        """Return the sums of squares of the *packed* operands, and a place for the values', if columns are hidden."""
+        assert self.hidden is not None
+        norms = T.alloc_buffer((len(packed) + 1,))
+        with T.If(self.hidden.is_any(ends, env)), T.Then():
+            for place, (n, operand) in enumerate(packed.items()):
+                node = self.nest.nodes[n]
+                assert isinstance(node, BandNode)
+                T.buffer_store(norms, self.hidden.band_norm(node, operand), [place])
+        return norms
+
+    def _add_value_norm(self, ends: TvmObject, env: Environment, values: VectorReader, norms: TvmObject) -> None:
+        """Store the sum of squares of the *values* behind those of the packed operands."""
+        assert self.hidden is not None
+        with T.If(self.hidden.is_any(ends, env)), T.Then():
+            T.buffer_store(norms, self.hidden.value_norm(values), [norms.shape[0] - 1])
 
 
 def _no_score() -> TvmObject:
@@ -193,8 +235,11 @@ class _OnlineBlock:
     values: VectorReader
     first: TvmObject
 
-    def write(self) -> None:
-        """Initialise the triples, update them by every block of columns, store the scaled sums."""
+    def write(self, ends: TvmObject | None, norms: TvmObject | None) -> None:
+        """Initialise the triples, update them by every block of columns, store the scaled sums.
+
+        Columns from the *ends* of the groups of rows on are skipped if *norms* allow that.
+        """
         kernel, nest = self.kernel, self.kernel.nest
         lanes, extent = kernel.lanes, nest.row.extent
         self.rows: TvmObject = min(extent, kernel.rows)
@@ -202,6 +247,7 @@ class _OnlineBlock:
             self.rows = T.bind(tirx.min(extent - self.first, kernel.rows))
         bands = {n: band for n, band in enumerate(nest.nodes) if isinstance(band, BandNode)}
         self.left = {n: kernel.read_left(band, self.env, self.first) for n, band in bands.items()}
+        self.ends = None if ends is None else self._choose_ends(ends, norms, bands)
         self.scores = {n: T.alloc_buffer((kernel.rows * kernel.columns,)) for n in self.left}
         self.powers = (
             next(iter(self.scores.values())) if self.scores else T.alloc_buffer((kernel.rows * kernel.columns,))
@@ -217,7 +263,7 @@ class _OnlineBlock:
         fill_buffer(self.held, 0.0, kernel.rows * kernel.width, lanes)
         if nest.dense:
             begin: TvmObject = 0
-            count: TvmObject = kernel.blocks
+            count: TvmObject = kernel.blocks if self.ends is None else self._seen_blocks(self.ends)
         else:
             begin = T.bind(self.first // kernel.columns)
             last = tirx.min(self.first + kernel.rows, nest.row.extent) + nest.along.extent - 2
@@ -225,6 +271,42 @@ class _OnlineBlock:
         with T.serial(count) as j:
             self._update(T.bind((begin + j) * kernel.columns))
         self._write_result()
+
+    def _choose_ends(self, ends: TvmObject, norms: TvmObject, bands: Mapping[int, BandNode]) -> TvmObject:
+        """Return the ends of the columns that the groups of rows read."""
+        hidden, extent = self.kernel.hidden, self.kernel.nest.along.extent
+        assert hidden is not None
+        chosen = T.alloc_buffer((hidden.groups,), "int32")
+        with T.serial(hidden.groups) as group:
+            T.buffer_store(chosen, extent, [group])
+        with T.If(hidden.is_any(ends, self.env, self.first)), T.Then():
+            tests = [norms[len(bands)] < tvm_constant(MAX_VALUE_NORM)]
+            for place, (n, band) in enumerate(bands.items()):
+                norm = hidden.row_norm(band, self.left[n], self.rows)
+                tests.append(norm * norms[place] < tvm_constant(MAX_NORM_PRODUCT))
+            start = T.bind(hidden.start(self.env, self.first))
+            with T.If(tirx.all(*tests)), T.Then(), T.serial(hidden.groups) as group:
+                T.buffer_store(chosen, ends[start + group], [group])
+        return chosen
+
+    def _seen_blocks(self, ends: TvmObject) -> TvmObject:
+        """Return the blocks of columns that a row reads."""
+        kernel, hidden = self.kernel, self.kernel.hidden
+        assert hidden is not None
+        last = T.alloc_buffer((1,), "int32")
+        T.buffer_store(last, 0, [0])
+        with T.serial(hidden.groups) as group:
+            T.buffer_store(last, tirx.max(last[0], ends[group]), [0])
+        return T.bind((last[0] + kernel.columns - 1) // kernel.columns)
+
+    def _seen(self, r: TvmObject, begin: TvmObject, count: TvmObject, multiple: int = 1) -> TvmObject:
+        """Return how many of *count* columns from *begin* on row *r* reads, up to a *multiple* of columns."""
+        if self.ends is None:
+            return count
+        assert self.kernel.hidden is not None
+        seen = tirx.max(self.ends[r // self.kernel.hidden.group] - begin, 0)
+        whole = seen if multiple == 1 else (seen + multiple - 1) // multiple * multiple
+        return T.bind(tirx.min(whole, count))
 
     def _compute(self) -> None:
         """Compute the rows from all columns at once: there are no triples to update."""
@@ -234,7 +316,7 @@ class _OnlineBlock:
         with T.serial(self.rows) as r:
             self._largest(self.most, r, 0, extent)
         with T.serial(self.rows) as r:
-            T.buffer_store(self.total, self._powers(r, extent), [r])
+            T.buffer_store(self.total, self._powers(r, self._seen(r, 0, extent, kernel.lanes)), [r])
             T.buffer_store(scales, self._scale(r), [r])
 
         def store(rt: TvmObject, nt: TvmObject, sums: list[TvmObject]) -> None:
@@ -267,7 +349,7 @@ class _OnlineBlock:
         with T.serial(kernel.rows // lanes) as c:
             store_vector(self.most, load_vector(largest, c * lanes, lanes), c * lanes, lanes)
         with T.serial(self.rows) as r:
-            found = self._powers(r, count)
+            found = self._powers(r, self._seen(r, begin, count, lanes))
             T.buffer_store(self.total, self.total[r] * self.again[r] + found, [r])
         self._add_weighted_values(begin, count)
 
@@ -289,13 +371,19 @@ class _OnlineBlock:
                     base = T.bind((begin // width + t) * (depth * width))
                     out = self.scores[n], kernel.columns, t
                     vectors = -(-columns // kernel.lanes)
-                    kernel.multiply_band(self.left[n], self.packed[n], base, depth, *out, self.rows, vectors)
+                    is_read = None if self.ends is None else self._reader_of(begin + t * width)
+                    kernel.multiply_band(self.left[n], self.packed[n], base, depth, *out, self.rows, vectors, is_read)
+
+    def _reader_of(self, column: TvmObject) -> Callable[[TvmObject], TvmObject]:
+        """Return the test whether a row reads *column*."""
+        return lambda r: self._seen(r, column, 1) > 0
 
     def _largest(self, largest: TvmObject, r: TvmObject, begin: TvmObject, count: TvmObject) -> None:
         """Store *count* scores of row *r* and the maximum of these and all before."""
         kernel, nest, lanes = self.kernel, self.kernel.nest, self.kernel.lanes
         row = T.bind(tirx.min(self.first + r, nest.row.extent - 1))
         start = T.bind(r * kernel.columns)
+        count = self._seen(r, begin, count, lanes)
         most = T.alloc_buffer((lanes,))
         store_vector(most, tirx.Broadcast(tirx.const(LOWEST_SCORE, "float32"), lanes), 0, lanes)
         line = _ScoredRow(row, start, begin, begin if nest.dense else T.bind(begin - row), most)
@@ -392,7 +480,7 @@ class _OnlineBlock:
         with T.serial(kernel.width // tile.width) as nt, T.serial((self.rows + tile.rows - 1) // tile.rows) as rt:
             sums = multiply_tile(
                 tile,
-                count_steps(count),
+                count_steps(self._seen(rt * tile.rows, begin, count)),
                 lambda row, u: self.powers[(rt * tile.rows + row) * kernel.columns + u],
                 lambda u, x: self.values(begin + u, nt * tile.width + x),
                 None if start is None else lambda row, x: start(rt, nt, row, x),

@@ -160,19 +160,14 @@ def _scaled_power(x: TvmObject, shifted: TvmObject) -> TvmObject:
 _EXPONENT_SHIFT = 1.5 * 2**23 + 126
 _EXP = (0.001381408073939383, 0.0083687799051404, 0.04166841134428978, 0.1666651964187622, 0.4999999403955, 1.0, 1.0)
 """Least relative error on |r| <= ln 2 / 2 with p(0) = p'(0) = 1: 3e-9."""
-_TANH = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
+_TANH_ABOVE = (1.33542249e-8, 2.06087597e-5, 0.00349556844, 0.133810091, 0.999999979)
+_TANH_BELOW = (7.77637699e-7, 3.28560263e-4, 0.0258769075, 0.467143247, 1.0)
+"""Least relative error of the quotient on |x| <= 9: 2e-8."""
 
 
 def _tanh(argument: TvmObject) -> TvmObject:
-    """tanh in single precision: a polynomial near 0, 1 - 2/(exp(2|x|) + 1) elsewhere (Cephes, tanhf)."""
-
-    def of(x: TvmObject) -> TvmObject:
-        a = tirx.abs(x)
-        near = _let(x * x, lambda z: _horner(z, _TANH) * z * x + x)
-        signed = _let(1 - 2 / (_exp(a + a) + 1), lambda far: tirx.Select(x < tvm_constant(0), -far, far))
-        return tirx.Select(a < tvm_constant(0.625), near, signed)
-
-    return _let(argument, of)
+    """tanh in single precision (6 ulp): x P(x²)/Q(x²) for |x| <= 9, else 1 or -1."""
+    return _odd_quotient(argument, 9, _TANH_ABOVE, _TANH_BELOW)
 
 
 _ERF_ABOVE = (1.98656151e-6, 2.84541321e-4, 3.88312709e-3, 5.31010976e-2, 1.93542843e-1, 1.12837914)
@@ -180,16 +175,20 @@ _ERF_BELOW = (3.74165516e-5, 1.18547968e-3, 1.52068641e-2, 1.15348755e-1, 5.0485
 
 
 def _erf(argument: TvmObject) -> TvmObject:
-    """erf in single precision, as the C dialect's: a quotient of polynomials for |x| <= 4, else 1 or -1."""
+    """erf in single precision, as the C dialect's: x P(x²)/Q(x²) for |x| <= 4, else 1 or -1."""
+    return _odd_quotient(argument, 4, _ERF_ABOVE, _ERF_BELOW)
 
-    def within(x: TvmObject, end: float) -> TvmObject:  # a NaN stays one
-        low, high = tvm_constant(-end), tvm_constant(end)
-        return tirx.Select(x < low, low, tirx.Select(x > high, high, x))
+
+def _odd_quotient(argument: TvmObject, end: float, above: tuple[float, ...], below: tuple[float, ...]) -> TvmObject:
+    """Return x P(x²)/Q(x²), of absolute value 1 at most, for *argument* cut off at -*end* and *end*."""
+
+    def within(x: TvmObject, end: float) -> TvmObject:  # a NaN stays one, as in the exponential
+        return tirx.max(tvm_constant(-end), tirx.min(tvm_constant(end), x))
 
     def of(x: TvmObject) -> TvmObject:
-        return _let(x * x, lambda s: x * _horner(s, _ERF_ABOVE) / _horner(s, _ERF_BELOW))
+        return _let(x * x, lambda s: x * _horner(s, above) / _horner(s, below))
 
-    near = _let(argument, lambda x: _let(within(x, 4), of))
+    near = _let(argument, lambda x: _let(within(x, end), of))
     return _let(near, lambda y: within(y, 1))
 
 
