@@ -66,7 +66,7 @@ from einnet_explore.runtime.measurement import (
     sample_seconds,
 )
 from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS
-from einnet_explore.support.json_values import JsonObject, as_integers, as_number, as_object
+from einnet_explore.support.json_values import JsonObject, as_integers, as_items, as_number, as_object, as_texts
 from einnet_explore.support.limits import return_free_memory
 
 MIN_PART_SPEEDUP = 1.005
@@ -105,8 +105,10 @@ class Alternatives:
     """Subprograms that are estimated to be fastest together (*proposed*), and choices between those of the same nodes.
 
     *near* are groups to be tried in place of others, *rivals* the numbers of those that share nodes with one.
+    *earlier* are those that an earlier run kept, however it ended.
     """
 
+    earlier: tuple[int, ...] = ()
     proposed: tuple[int, ...] = ()
     near: tuple[tuple[int, ...], ...] = ()
     rivals: Mapping[int, Collection[int]] = field(default_factory=dict)
@@ -143,8 +145,8 @@ def forward_selection(
     later, whose layouts it may share; last, all are tried together.  Those that are *exact* are tried together first,
     and a group of them stays unless the plan is slower by more than noise, or slower than *start*.  If many groups
     joined together, the *doubtful* ones leave together if the plan is then no slower, and are tried one by one.  The
-    *alternatives* propose a plan, which comes before all groups and whose subprograms are then not doubtful, and name
-    groups in place of others.  Ctrl-C ends the selection with the groups kept by then.
+    *alternatives* have that of an earlier run and propose a plan, which come before all groups; what is proposed is then
+    not doubtful.  They also name groups in place of others.  Ctrl-C ends the selection with the groups kept by then.
     """
     _ = baseline.want  # its run is no part of the time
     until = clock() + seconds
@@ -163,7 +165,7 @@ def forward_selection(
     every = tuple(n for group in (*winners, *contenders) for n in group if n in exact)
     gained = 1.0
     proposed = _Turn(alternatives.proposed)
-    for turn in chain([_Turn(every)] if every else [], [proposed], turns):
+    for turn in chain([_Turn(every)] if every else [], [_Turn(alternatives.earlier), proposed], turns):
         changed = turn.applied_to(kept, alternatives.rivals)
         if len(kept) <= tried.get(turn, -1) or changed == kept or not changed:
             continue  # it is in, it does not agree, or the plan has not changed since it was tried
@@ -600,6 +602,13 @@ class Selector:
         measured = self._measure(known, is_clearly_faster) if known else None
         if known and measured:
             return self._confirm(known, measured, MIN_REMEMBERED_SPEEDUP)
+        selection, measured = self._new_selection()
+        if selection.kept or not self.interrupted:
+            self.history.record([list(self.parts[n].nodes) for n in selection.kept], "kept", *self._model_key)
+        return selection, measured
+
+    def _new_selection(self) -> tuple[Selection, MeasuredPlan]:
+        """Return a selection, measured; it is remembered unless it was interrupted."""
         found = self._select()
         if not self.interrupted:
             try:
@@ -641,7 +650,14 @@ class Selector:
                 return self._fastest_form(tuple(found.kept), found.refused)
             except KeyboardInterrupt:
                 self.interrupted = True
-        return Selection(tuple(found.kept), form, found.refused)
+        kept = tuple(found.kept) or self._earlier
+        return Selection(kept, form, {n: why for n, why in found.refused.items() if n not in kept})
+
+    @cached_property
+    def _earlier(self) -> tuple[int, ...]:
+        """The numbers of the subprograms that an earlier run kept, with fewer of them tuned or interrupted."""
+        known = {as_texts(nodes) for nodes in as_items(self.history.get("kept", *self._model_key) or [])}
+        return tuple(n for n, part in enumerate(self.parts) if part.nodes in known and self._has_winner(n))
 
     def _select_forward(self, form: PlanForm, winners: Iterable[int], contenders: Iterable[int]) -> ForwardSelection:
         """Return the forward selection in *form*."""
@@ -671,7 +687,7 @@ class Selector:
         for whole, parts in families.items():
             name = self._task_names[whole]
             near[name] = (*near.get(name, ()), *self._near_choice(whole, parts))
-        return Alternatives(self._proposed(number), tuple(filter(None, near.values())), rivals)
+        return Alternatives(self._earlier, self._proposed(number), tuple(filter(None, near.values())), rivals)
 
     def _near_choice(self, whole: int, parts: Sequence[int]) -> tuple[int, ...]:
         """Return the joined subprogram or those of its parts that are not chosen, but nearly as fast; or nothing."""
@@ -891,7 +907,11 @@ class Selector:
     @cached_property
     def _key(self) -> tuple[object, ...]:
         candidates = [repr(p.derivation.end) if p.derivation else "" for p in self.parts]
-        return self.digest, replace(self.assembler.settings, seconds=0.0), *candidates
+        return *self._model_key, *candidates
+
+    @property
+    def _model_key(self) -> tuple[object, ...]:
+        return self.digest, replace(self.assembler.settings, seconds=0.0)
 
     def _find_remembered(self) -> Selection | None:
         """Return the selection of an earlier run that had at least half of the time."""
