@@ -21,12 +21,14 @@ from einnet_explore.analysis.fused_chain import Chain, Cut, find_chain
 from einnet_explore.codegen.fused_tiling import kernel
 from einnet_explore.codegen.fused_tiling.block_sizes import (
     ChainPart,
+    block_stages,
     choose_cuts,
     choose_parts,
     choose_vector_tile,
     split_chain,
     tileable_chain,
 )
+from einnet_explore.codegen.language.lowering import tensor_name
 from einnet_explore.codegen.register_tiles import Machine, this_machine
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
@@ -470,6 +472,25 @@ def test_weights_larger_than_the_caches_are_prefetched_and_read_once() -> None:
         3,
         2,
     ]  # the image and the result, too
+
+
+@pytest.mark.parametrize("slides", [False, True])
+def test_stages_share_memory_that_no_later_stage_reads(slides: bool) -> None:
+    program = in_blocks(convolution(1, 16, 32, 24, 16), 4).end
+    found = find_chain(program.equations[-1].scope)
+    rows = next(c for c in found.cuts() if c.traversal.name == "h")
+    cuts = (found.make_cut(rows.traversal, rows.period, 1),) if slides else ()
+    stages = block_stages(found, cuts, lambda t: t.name, 1)
+    buffers, sizes = kernel.share_memory(stages)
+    assert buffers.keys() == {s.memory for s in stages[:-1]} and len(sizes) < len(buffers)
+    sliding = [s.memory for s in stages if s.slide is not None]
+    assert bool(sliding) == slides
+    assert all([buffers[name] for name in buffers].count(buffers[alone]) == 1 for alone in sliding)
+    for n, stage in enumerate(stages[:-1]):
+        assert stage.size <= sizes[buffers[stage.memory]]
+        last = max(m for m, other in enumerate(stages) if stage.memory in {tensor_name(a.source) for a in other.reads})
+        later = {buffers[s.memory] for s in stages[n + 1 : last + 1] if s.memory in buffers}
+        assert buffers[stage.memory] not in later  # nothing overwrites it before its last reader is done
 
 
 def shapes(program: Program) -> set[tuple[int, ...]]:

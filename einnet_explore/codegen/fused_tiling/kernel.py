@@ -481,14 +481,37 @@ def chain_function(parts: Sequence[ChainPart], inputs: Mapping[str, int], thread
     return tvm_function(shapes, (parts[-1].size,), write)
 
 
+def share_memory(stages: Sequence[BlockStage]) -> tuple[dict[str, int], list[int]]:
+    """Return the number of the buffer of every stage but the last by name, and the elements of each buffer.
+
+    A stage takes the largest buffer whose stage no later one reads.  What slides stays from block to block, in a buffer
+    of its own.
+    """
+    last_reader = {tensor_name(a.source): n for n, stage in enumerate(stages) for a in stage.reads}
+    buffers: dict[str, int] = {}
+    sizes: list[int] = []
+    users: dict[int, int] = {}  # until which stage a buffer is in use
+    for n, stage in enumerate(stages[:-1]):
+        free = [b for b, until in users.items() if until < n and stage.slide is None]
+        buffer = max(free, key=lambda b: sizes[b], default=len(sizes))
+        if buffer == len(sizes):
+            sizes.append(0)
+        sizes[buffer] = max(sizes[buffer], stage.size)
+        users[buffer] = last_reader.get(stage.memory, n) if stage.slide is None else len(stages)
+        buffers[stage.memory] = buffer
+    return buffers, sizes
+
+
 def _write_part(part: ChainPart, memory: Mapping[str, TvmObject], threads: int, machine: Machine) -> None:
     """Write all blocks of *part*, which computes the result in *memory*."""
     cuts, blocks = part.cuts, part.blocks
     stages = tuple(map(collapse_loops, block_stages(part.chain, cuts, lambda tensor: tensor.name, threads)))
     shared = threads > 1 and blocks > 1
+    buffers, sizes = share_memory(stages)
 
     def allocate() -> dict[str, TvmObject]:
-        return {s.memory: T.alloc_buffer((s.size + machine.lanes,)) for s in stages if s.memory != RESULT_MEMORY}
+        held = [T.alloc_buffer((size + machine.lanes,)) for size in sizes]
+        return {name: held[buffer] for name, buffer in buffers.items()}
 
     kept = {} if shared else allocate()  # what slides stays from block to block
     with T.parallel(blocks) if shared else T.serial(blocks) as number:
