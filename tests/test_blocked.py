@@ -25,11 +25,13 @@ from einnet_explore.codegen.fused_tiling.block_sizes import (
     choose_cuts,
     choose_parts,
     choose_vector_tile,
+    product_cycles,
     split_chain,
     tileable_chain,
 )
 from einnet_explore.codegen.language.lowering import tensor_name
 from einnet_explore.codegen.register_tiles import Machine, this_machine
+from einnet_explore.codegen.tvm.emission import VectorTile
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Iterator, Program, Scope, Table, Tensor, accesses, tensors
@@ -330,7 +332,7 @@ def test_the_derivation_is_proved_step_by_step() -> None:
     names = [s.match.rule.name for s in found.steps]
     assert names[-1] == "blocked_generation" and "storage_layout" in names
     weights = next(e for e in found.end.equations if e.name == "L2")
-    assert weights.scope.shape == (6, 6, 2, 64, 64)  # panels of 64 of the 128 columns
+    assert weights.scope.shape == (6, 6, 4, 64, 32)  # panels of 32 of the 128 columns
 
 
 def test_elementwise_reader_is_fused_into_the_last_stage() -> None:
@@ -449,10 +451,13 @@ def test_tiles_that_divide_the_rows_are_preferred() -> None:
     assert 28 % choose_vector_tile(28, 4, 64, Machine()).rows == 0
 
 
-def test_long_columns_are_read_by_few_tiles_of_rows() -> None:
-    """Long columns are read from the second-level cache for every tile, so tiles with more rows are preferred."""
-    short, long = (choose_vector_tile(16, 32, depth, Machine()) for depth in (16, 4096))
-    assert long.vectors < short.vectors and long.rows > short.rows
+def test_columns_are_read_by_few_tiles_of_rows() -> None:
+    """Long columns are read from the second-level cache for every tile; where that costs nothing, ties prefer rows."""
+    wide, high = (VectorTile(rows, vectors, 16) for rows, vectors in ((4, 4), (8, 2)))
+    short, long = ([product_cycles(tile, 16, 32, depth, Machine()) for tile in (wide, high)] for depth in (16, 4096))
+    assert short[0] == short[1] and long[0] > long[1]
+    for rows, tile in ((16, high), (12, VectorTile(12, 2, 16))):
+        assert [choose_vector_tile(rows, 32, depth, Machine()) for depth in (16, 4096)] == [tile, tile]
 
 
 def written(c: int, f: int) -> tuple[str, tuple[Cut, ...]]:

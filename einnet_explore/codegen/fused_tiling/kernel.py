@@ -256,10 +256,10 @@ def write_product(writer: BlockWriter, stage: BlockStage, product: StageProduct)
         ).write
         if whole:
             with T.serial(whole) as down:
-                asked = [tirx.min(down * ahead + v, tile.vectors - 1) * lanes for v in range(ahead)]
+                asked = [tirx.min(down * ahead + v, tile.vectors - 1) for v in range(ahead)]
                 write(tile, down * tile.rows, asked)
         if rest:
-            asked = [] if whole else [v * lanes for v in range(ahead)]
+            asked = [] if whole else [tirx.const(v, "int32") for v in range(ahead)]
             write(replace(tile, rows=rest), whole * tile.rows, asked)
 
 
@@ -274,11 +274,17 @@ class _ProductTiles:
     across: Iterator
 
     def write(self, tile: VectorTile, first: TvmObject, asked: Sequence[TvmObject]) -> None:
-        """Write the *tile* whose first row is *first*; elements *asked* of the next tile of columns are prefetched."""
+        """Write the *tile* whose first row is *first*; vectors *asked* of the next tile of columns are prefetched."""
         writer, left, right = self.writer, self.product.left, self.product.right
         begin = Iterator("@first", 0, self.product.count)
         here, sums = {**self.env, begin: first}, dict[Iterator, TvmObject]()
         a, b = (writer.memory[tensor_name(access.source)] for access in (left, right))
+        vector = Iterator("@vector", 0, tile.vectors)
+        next_vector = right.index[0].substitute(
+            lambda y: as_index(self.across) * tile.width + as_index(vector) * self.writer.machine.lanes
+            if y == self.stage.last
+            else y
+        )
         is_left_strided = not is_stage_result(left) and address_steps(left.index[0], self.stage.sums[-1]) != {1}
 
         def at(index: Index, row: int, x: int, env: dict[Iterator, TvmObject]) -> TvmObject:
@@ -293,11 +299,11 @@ class _ProductTiles:
         def loop(body: Callable[[TvmObject], None]) -> None:
             with ExitStack() as inside:
                 sums.update(writer.loops(self.stage.sums, {}, inside))
-                following = at(right.index[0], 0, 0, {**sums, self.across: here[self.across] + 1})
+                following = {**sums, self.across: here[self.across] + 1}
                 if is_left_strided:
                     T.evaluate(prefetch_line(a, at(left.index[0], 0, 0, sums) + PREFETCHED_ELEMENTS))
-                for more in asked:
-                    T.evaluate(prefetch_line(b, following + more))
+                for number in asked:
+                    T.evaluate(prefetch_line(b, at(next_vector, 0, 0, {**following, vector: number})))
                 body(None)
 
         widths = dict(tile.columns)
