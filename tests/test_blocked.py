@@ -34,7 +34,20 @@ from einnet_explore.codegen.register_tiles import Machine, this_machine
 from einnet_explore.codegen.tvm.emission import VectorTile
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
-from einnet_explore.ir import EOPERATOR, VIEW, Instance, Iterator, Program, Scope, Table, Tensor, accesses, tensors
+from einnet_explore.ir import (
+    EOPERATOR,
+    VIEW,
+    Instance,
+    Iterator,
+    Program,
+    Scope,
+    Table,
+    Tensor,
+    accesses,
+    add,
+    as_index,
+    tensors,
+)
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators, fuse_with_refusals
 from einnet_explore.rules import (
     BILINEAR_SUBSTITUTION,
@@ -496,6 +509,20 @@ def test_stages_share_memory_that_no_later_stage_reads(slides: bool) -> None:
         last = max(m for m, other in enumerate(stages) if stage.memory in {tensor_name(a.source) for a in other.reads})
         later = {buffers[s.memory] for s in stages[n + 1 : last + 1] if s.memory in buffers}
         assert buffers[stage.memory] not in later  # nothing overwrites it before its last reader is done
+
+
+@pytest.mark.parametrize("cases", [2, 4])
+def test_vectors_that_several_cases_read_are_loaded_once(cases: int) -> None:
+    """Row p of a transform reads elements p and p + 1: all inner ones are read twice, and the last as often as once."""
+    lane, x = kernel.lane_iterator(16), Tensor("#x", (1000,))
+    bodies = [add(*(x[(as_index(lane) + 16 * n,)] for n in (p, p + 1))) for p in range(cases)]
+    shared = kernel.shared_vectors(bodies, lane)
+    assert set(shared) == {x[(as_index(lane) + 16 * n,)] for n in range(1, cases)}
+    assert kernel.shared_vectors([*bodies, None], lane) == ()  # a sum in a loop
+    strided = [x[(as_index(lane) * 2,)]] * 2  # no vector in memory
+    assert kernel.shared_vectors(strided, lane) == ()
+    many = [add(*(x[(as_index(lane) + 16 * n,)] for n in range(kernel.MAX_SHARED_VECTORS + 1)))] * 2
+    assert kernel.shared_vectors(many, lane) == ()  # more than fit the registers
 
 
 def shapes(program: Program) -> set[tuple[int, ...]]:

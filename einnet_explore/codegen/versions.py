@@ -59,7 +59,7 @@ def _index(index: Index, own: dict[Iterator, str]) -> str:
 C_KERNEL_VERSION = 12
 """Kernels in C: the fused ones, regions, transposed tiles, and the function around them."""
 
-SCHEDULE_VERSION = 42
+SCHEDULE_VERSION = 43
 """Kernels that TVM compiles: stages as written, rows, one-pass softmax, chains in blocks."""
 
 TILED_KERNEL_VERSION = 12
@@ -71,7 +71,7 @@ INTEGER_PRODUCT_VERSION = 10
 TILE_CHOICE_VERSION = 5
 """Which tile ``best_tile`` chooses for a contraction."""
 
-SEARCH_VERSION = 24
+SEARCH_VERSION = 25
 """What a search finds, and how its candidates are tuned and selected."""
 
 
