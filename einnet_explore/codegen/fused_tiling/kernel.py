@@ -647,7 +647,7 @@ def shared_vectors(bodies: Sequence[Scalar | None], lane: Iterator) -> tuple[Acc
     """Return the accesses along *lane* that several of *bodies* read; none if these are too many for registers."""
     if None in bodies:
         return ()
-    reads = Counter(access for body in bodies if body is not None for access in set(accesses(body)))
+    reads = Counter(access for body in bodies if body is not None for access in dict.fromkeys(accesses(body)))
     found = [
         access
         for access, times in reads.items()
