@@ -21,16 +21,33 @@ from einnet_explore.analysis.fused_chain import Chain, Cut, find_chain
 from einnet_explore.codegen.fused_tiling import kernel
 from einnet_explore.codegen.fused_tiling.block_sizes import (
     ChainPart,
+    block_stages,
     choose_cuts,
     choose_parts,
     choose_vector_tile,
+    product_cycles,
     split_chain,
     tileable_chain,
 )
+from einnet_explore.codegen.language.lowering import tensor_name
 from einnet_explore.codegen.register_tiles import Machine, this_machine
+from einnet_explore.codegen.tvm.emission import VectorTile
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
-from einnet_explore.ir import EOPERATOR, VIEW, Instance, Iterator, Program, Scope, Table, Tensor, accesses, tensors
+from einnet_explore.ir import (
+    EOPERATOR,
+    VIEW,
+    Instance,
+    Iterator,
+    Program,
+    Scope,
+    Table,
+    Tensor,
+    accesses,
+    add,
+    as_index,
+    tensors,
+)
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators, fuse_with_refusals
 from einnet_explore.rules import (
     BILINEAR_SUBSTITUTION,
@@ -328,7 +345,7 @@ def test_the_derivation_is_proved_step_by_step() -> None:
     names = [s.match.rule.name for s in found.steps]
     assert names[-1] == "blocked_generation" and "storage_layout" in names
     weights = next(e for e in found.end.equations if e.name == "L2")
-    assert weights.scope.shape == (6, 6, 2, 64, 64)  # panels of 64 of the 128 columns
+    assert weights.scope.shape == (6, 6, 4, 64, 32)  # panels of 32 of the 128 columns
 
 
 def test_elementwise_reader_is_fused_into_the_last_stage() -> None:
@@ -447,10 +464,13 @@ def test_tiles_that_divide_the_rows_are_preferred() -> None:
     assert 28 % choose_vector_tile(28, 4, 64, Machine()).rows == 0
 
 
-def test_long_columns_are_read_by_few_tiles_of_rows() -> None:
-    """Long columns are read from the second-level cache for every tile, so tiles with more rows are preferred."""
-    short, long = (choose_vector_tile(16, 32, depth, Machine()) for depth in (16, 4096))
-    assert long.vectors < short.vectors and long.rows > short.rows
+def test_columns_are_read_by_few_tiles_of_rows() -> None:
+    """Long columns are read from the second-level cache for every tile; where that costs nothing, ties prefer rows."""
+    wide, high = (VectorTile(rows, vectors, 16) for rows, vectors in ((4, 4), (8, 2)))
+    short, long = ([product_cycles(tile, 16, 32, depth, Machine()) for tile in (wide, high)] for depth in (16, 4096))
+    assert short[0] == short[1] and long[0] > long[1]
+    for rows, tile in ((16, high), (12, VectorTile(12, 2, 16))):
+        assert [choose_vector_tile(rows, 32, depth, Machine()) for depth in (16, 4096)] == [tile, tile]
 
 
 def written(c: int, f: int) -> tuple[str, tuple[Cut, ...]]:
@@ -470,6 +490,39 @@ def test_weights_larger_than_the_caches_are_prefetched_and_read_once() -> None:
         3,
         2,
     ]  # the image and the result, too
+
+
+@pytest.mark.parametrize("slides", [False, True])
+def test_stages_share_memory_that_no_later_stage_reads(slides: bool) -> None:
+    program = in_blocks(convolution(1, 16, 32, 24, 16), 4).end
+    found = find_chain(program.equations[-1].scope)
+    rows = next(c for c in found.cuts() if c.traversal.name == "h")
+    cuts = (found.make_cut(rows.traversal, rows.period, 1),) if slides else ()
+    stages = block_stages(found, cuts, lambda t: t.name, 1)
+    buffers, sizes = kernel.share_memory(stages)
+    assert buffers.keys() == {s.memory for s in stages[:-1]} and len(sizes) < len(buffers)
+    sliding = [s.memory for s in stages if s.slide is not None]
+    assert bool(sliding) == slides
+    assert all([buffers[name] for name in buffers].count(buffers[alone]) == 1 for alone in sliding)
+    for n, stage in enumerate(stages[:-1]):
+        assert stage.size <= sizes[buffers[stage.memory]]
+        last = max(m for m, other in enumerate(stages) if stage.memory in {tensor_name(a.source) for a in other.reads})
+        later = {buffers[s.memory] for s in stages[n + 1 : last + 1] if s.memory in buffers}
+        assert buffers[stage.memory] not in later  # nothing overwrites it before its last reader is done
+
+
+@pytest.mark.parametrize("cases", [2, 4])
+def test_vectors_that_several_cases_read_are_loaded_once(cases: int) -> None:
+    """Row p of a transform reads elements p and p + 1: all inner ones are read twice, and the last as often as once."""
+    lane, x = kernel.lane_iterator(16), Tensor("#x", (1000,))
+    bodies = [add(*(x[(as_index(lane) + 16 * n,)] for n in (p, p + 1))) for p in range(cases)]
+    shared = kernel.shared_vectors(bodies, lane)
+    assert set(shared) == {x[(as_index(lane) + 16 * n,)] for n in range(1, cases)}
+    assert kernel.shared_vectors([*bodies, None], lane) == ()  # a sum in a loop
+    strided = [x[(as_index(lane) * 2,)]] * 2  # no vector in memory
+    assert kernel.shared_vectors(strided, lane) == ()
+    many = [add(*(x[(as_index(lane) + 16 * n,)] for n in range(kernel.MAX_SHARED_VECTORS + 1)))] * 2
+    assert kernel.shared_vectors(many, lane) == ()  # more than fit the registers
 
 
 def shapes(program: Program) -> set[tuple[int, ...]]:

@@ -302,8 +302,8 @@ def test_rows_of_an_input_are_transposed_once_and_prefetched() -> None:
     assert first.slide is not None and match_transpose(first, HERE.lanes) is not None
     sizes = {t.name: prod(t.shape) for t in tensors(scope)}
     text = chain_function((ChainPart(chain, cuts),), sizes, 1, HERE).script()
-    assert text.count(", 0, 2, 1)") == match_transpose(first, HERE.lanes).side  # type: ignore[union-attr]
-    assert ", 1, 2, 1)" in text  # the transposed result, which is written
+    assert text.count(", 0, 3, 1)") == match_transpose(first, HERE.lanes).side  # type: ignore[union-attr]
+    assert ", 1, 3, 1)" in text  # the transposed result, which is written
     program = ee.parse(DEPTHWISE_AND_PROJECTION.format(e=48, f=96, h=16, o=8))
     _, arrays, want = chain_scope(program)
     used = {t.name: np.asarray(arrays[t.name], np.float32) for t in tensors(scope)}

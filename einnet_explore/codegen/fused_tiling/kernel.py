@@ -14,6 +14,7 @@ and zero entries cost nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -123,11 +124,12 @@ class BlockWriter:
 
         return tvm_expression(map_accesses(body, load_access), {**self.block, **env}, element)
 
-    def stored(self, stage: BlockStage, total: Scalar, env: Environment) -> TvmObject:
-        """Return what *stage* stores for the sum *total*."""
-        if stage.epilogue is None:
-            return self.value(total, env)
-        return self.value(stage.epilogue, env, {STAGE_SUM: self.value(total, env)})
+    def stored(
+        self, stage: BlockStage, total: Scalar, env: Environment, given: Mapping[Access, TvmObject]
+    ) -> TvmObject:
+        """Return what *stage* stores for the sum *total*; accesses in *given* are already loaded."""
+        summed = self.value(total, env, given)
+        return summed if stage.epilogue is None else self.value(stage.epilogue, env, {STAGE_SUM: summed})
 
     def holds(self, guard: Bound, env: Environment) -> TvmObject:
         """Return the condition that *guard* admits its loop's value."""
@@ -240,7 +242,6 @@ def write_product(writer: BlockWriter, stage: BlockStage, product: StageProduct)
     Columns from beyond the caches are prefetched one tile of columns ahead, spread over the tiles of rows, so that
     memory is busy all the time.  So are rows of an input if the terms of a sum are far apart in it.
     """
-    lanes = writer.machine.lanes
     tile = product_tile(stage, product, writer.machine)
     others = tuple(x for x in product.columns if x != stage.last)
     across = Iterator("@across", 0, stage.last.extent // tile.width)
@@ -256,10 +257,10 @@ def write_product(writer: BlockWriter, stage: BlockStage, product: StageProduct)
         ).write
         if whole:
             with T.serial(whole) as down:
-                asked = [tirx.min(down * ahead + v, tile.vectors - 1) * lanes for v in range(ahead)]
+                asked = [tirx.min(down * ahead + v, tile.vectors - 1) for v in range(ahead)]
                 write(tile, down * tile.rows, asked)
         if rest:
-            asked = [] if whole else [v * lanes for v in range(ahead)]
+            asked = [] if whole else [tirx.const(v, "int32") for v in range(ahead)]
             write(replace(tile, rows=rest), whole * tile.rows, asked)
 
 
@@ -274,11 +275,19 @@ class _ProductTiles:
     across: Iterator
 
     def write(self, tile: VectorTile, first: TvmObject, asked: Sequence[TvmObject]) -> None:
-        """Write the *tile* whose first row is *first*; elements *asked* of the next tile of columns are prefetched."""
+        """Write the *tile* whose first row is *first*; vectors *asked* of the next tile of columns are prefetched."""
         writer, left, right = self.writer, self.product.left, self.product.right
         begin = Iterator("@first", 0, self.product.count)
         here, sums = {**self.env, begin: first}, dict[Iterator, TvmObject]()
         a, b = (writer.memory[tensor_name(access.source)] for access in (left, right))
+        vector = Iterator("@vector", 0, tile.vectors)
+        next_vector = right.index[0].substitute(
+            lambda y: (
+                as_index(self.across) * tile.width + as_index(vector) * self.writer.machine.lanes
+                if y == self.stage.last
+                else y
+            )
+        )
         is_left_strided = not is_stage_result(left) and address_steps(left.index[0], self.stage.sums[-1]) != {1}
 
         def at(index: Index, row: int, x: int, env: dict[Iterator, TvmObject]) -> TvmObject:
@@ -293,11 +302,11 @@ class _ProductTiles:
         def loop(body: Callable[[TvmObject], None]) -> None:
             with ExitStack() as inside:
                 sums.update(writer.loops(self.stage.sums, {}, inside))
-                following = at(right.index[0], 0, 0, {**sums, self.across: here[self.across] + 1})
+                following = {**sums, self.across: here[self.across] + 1}
                 if is_left_strided:
                     T.evaluate(prefetch_line(a, at(left.index[0], 0, 0, sums) + PREFETCHED_ELEMENTS))
-                for more in asked:
-                    T.evaluate(prefetch_line(b, following + more))
+                for number in asked:
+                    T.evaluate(prefetch_line(b, at(next_vector, 0, 0, {**following, vector: number})))
                 body(None)
 
         widths = dict(tile.columns)
@@ -481,14 +490,37 @@ def chain_function(parts: Sequence[ChainPart], inputs: Mapping[str, int], thread
     return tvm_function(shapes, (parts[-1].size,), write)
 
 
+def share_memory(stages: Sequence[BlockStage]) -> tuple[dict[str, int], list[int]]:
+    """Return the number of the buffer of every stage but the last by name, and the elements of each buffer.
+
+    A stage takes the largest buffer whose stage no later one reads.  What slides stays from block to block, in a buffer
+    of its own.
+    """
+    last_reader = {tensor_name(a.source): n for n, stage in enumerate(stages) for a in stage.reads}
+    buffers: dict[str, int] = {}
+    sizes: list[int] = []
+    users: dict[int, int] = {}  # until which stage a buffer is in use
+    for n, stage in enumerate(stages[:-1]):
+        free = [b for b, until in users.items() if until < n and stage.slide is None]
+        buffer = max(free, key=lambda b: sizes[b], default=len(sizes))
+        if buffer == len(sizes):
+            sizes.append(0)
+        sizes[buffer] = max(sizes[buffer], stage.size)
+        users[buffer] = last_reader.get(stage.memory, n) if stage.slide is None else len(stages)
+        buffers[stage.memory] = buffer
+    return buffers, sizes
+
+
 def _write_part(part: ChainPart, memory: Mapping[str, TvmObject], threads: int, machine: Machine) -> None:
     """Write all blocks of *part*, which computes the result in *memory*."""
     cuts, blocks = part.cuts, part.blocks
     stages = tuple(map(collapse_loops, block_stages(part.chain, cuts, lambda tensor: tensor.name, threads)))
     shared = threads > 1 and blocks > 1
+    buffers, sizes = share_memory(stages)
 
     def allocate() -> dict[str, TvmObject]:
-        return {s.memory: T.alloc_buffer((s.size + machine.lanes,)) for s in stages if s.memory != RESULT_MEMORY}
+        held = [T.alloc_buffer((size + machine.lanes,)) for size in sizes]
+        return {name: held[buffer] for name, buffer in buffers.items()}
 
     kept = {} if shared else allocate()  # what slides stays from block to block
     with T.parallel(blocks) if shared else T.serial(blocks) as number:
@@ -591,13 +623,37 @@ def lane_iterator(width: int) -> Iterator:
     return Iterator("@lane", 0, width)
 
 
+MAX_SHARED_VECTORS = 16
+"""Vectors that several cases read and that are loaded once, at most: half of the registers."""
+
+
 def _write_cases(
     writer: BlockWriter, stage: BlockStage, cases: tuple[Iterator, ...], env: Environment, width: int
 ) -> None:
-    for values in product(*(range(x.lo, x.hi) for x in cases)):
-        case = dict(zip(cases, values, strict=True))
+    """Write a vector of *width* elements for each of *cases*; vectors that several of them read are loaded once."""
+    every = [dict(zip(cases, values, strict=True)) for values in product(*(range(x.lo, x.hi) for x in cases))]
+    bodies = [unrolled_body(stage, case) for case in every]
+    held = {}
+    for access in shared_vectors(bodies, lane_iterator(width)) if width > 1 else ():
+        at = writer.at(access.index[0], {**env, lane_iterator(width): tirx.const(0, "int32")})
+        held[access] = T.alloc_buffer((width,))
+        store_vector(held[access], load_vector(writer.memory[tensor_name(access.source)], at, width), 0, width)
+    for case, body in zip(every, bodies, strict=True):
         here = {**env, **{x: tirx.const(n, "int32") for x, n in case.items()}}
-        _write_vector(writer, stage, case, here, width)
+        _write_vector(writer, stage, body, here, width, held)
+
+
+def shared_vectors(bodies: Sequence[Scalar | None], lane: Iterator) -> tuple[Access, ...]:
+    """Return the accesses along *lane* that several of *bodies* read; none if these are too many for registers."""
+    if None in bodies:
+        return ()
+    reads = Counter(access for body in bodies if body is not None for access in dict.fromkeys(accesses(body)))
+    found = [
+        access
+        for access, times in reads.items()
+        if times > 1 and isinstance(access.source, Tensor) and address_steps(access.index[0], lane) == {1}
+    ]
+    return tuple(found) if len(found) <= MAX_SHARED_VECTORS else ()
 
 
 def _vector_chunks(last: Iterator, lanes: int) -> list[tuple[int, int, int]]:
@@ -607,14 +663,20 @@ def _vector_chunks(last: Iterator, lanes: int) -> list[tuple[int, int, int]]:
 
 
 def _write_vector(
-    writer: BlockWriter, stage: BlockStage, case: Mapping[Iterator, int], env: dict[Iterator, TvmObject], width: int
+    writer: BlockWriter,
+    stage: BlockStage,
+    body: Scalar | None,
+    env: dict[Iterator, TvmObject],
+    width: int,
+    held: Mapping[Access, TvmObject],
 ) -> None:
+    """Write the vector *body* of *stage*, or its sum in a loop if there is none; buffers of *held* reads are loaded."""
     memory = writer.memory[stage.memory]
-    body = unrolled_body(stage, case)
     if body is not None:
         with T.vectorized(width) as lane:
             here = {**env, lane_iterator(width): lane}
-            T.buffer_store(memory, writer.stored(stage, body, here), [writer.at(stage.place, here)])
+            loaded = {access: buffer[lane] for access, buffer in held.items()}
+            T.buffer_store(memory, writer.stored(stage, body, here, loaded), [writer.at(stage.place, here)])
         return
     total = T.alloc_buffer((width,))
     with T.vectorized(width) as lane:

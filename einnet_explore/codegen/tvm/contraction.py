@@ -536,7 +536,7 @@ class _Writer:
         at = (self._sharing_tile(block) * steps + done) * stride
         memory = self.operands[packed != plan.tile.vector]
         for line in range(0, stride, CACHE_LINE_BYTES // ELEMENT_BYTES):
-            T.evaluate(prefetch_line(memory, following + at + line))
+            T.evaluate(prefetch_line(memory, following + at + line, cache=2))
 
     def _multiply_add(self, n: int, env: Environment, block: Environment, sums: Mapping[TvmObject, TvmObject]) -> None:
         """Write the multiply-adds of one step of the sum."""

@@ -421,14 +421,14 @@ def store_vector(buffer: TvmObject, value: TvmObject, at: TvmObject, lanes: int)
     T.buffer_store(buffer, value, [tirx.Ramp(at, 1, lanes)])
 
 
-def prefetch_line(buffer: TvmObject, at: TvmObject, written: bool = False) -> TvmObject:
-    """Prefetch the line of element *at* of *buffer* into the second-level cache; beyond its end this has no effect.
+def prefetch_line(buffer: TvmObject, at: TvmObject, written: bool = False, cache: int = 1) -> TvmObject:
+    """Prefetch the line of element *at* of *buffer* into the *cache* of this level; beyond its end this has no effect.
 
     If it will be *written*, other caches give it up.
     """
     address = T.address_of(buffer[at])
-    intent, second, data = (tirx.const(n, "int32") for n in (int(written), 2, 1))
-    return tirx.call_intrin("void", "tirx.prefetch", address, intent, second, data)
+    intent, locality, data = (tirx.const(n, "int32") for n in (int(written), 4 - cache, 1))
+    return tirx.call_intrin("void", "tirx.prefetch", address, intent, locality, data)
 
 
 def multiply_tile(
