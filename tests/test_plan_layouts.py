@@ -203,6 +203,7 @@ def selector(
     )  # fmt: skip
     made = Selector(*arguments)
     made.interrupted = interrupted
+    made.__dict__["_earlier"] = ()
     made.__dict__["_task_names"] = tuple("/".join(s.nodes) for s in subprograms)
     made._conversions = lambda s: Conversions(dict.fromkeys(s.reads, MS), dict.fromkeys(s.makes, MS))  # type: ignore[method-assign]
     return made

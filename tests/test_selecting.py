@@ -287,6 +287,29 @@ def test_an_interrupt_while_selecting_keeps_what_is_kept(
     assert [part.kept for part in again.optimised().parts] == [True, True] and not again.interrupted
 
 
+def test_an_interrupt_keeps_what_an_earlier_run_kept(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [part.kept for part in result(work).optimised().parts] == [True, True]
+    monkeypatch.setattr(result_module.Selector, "_find_remembered", lambda _: None)
+    chosen = ForwardSelection([], work.original, dict.fromkeys((0, 1), UNTRIED), True)
+    monkeypatch.setattr(result_module.Selector, "_select_forward", lambda *_: chosen)
+    fast = result(work).optimised()
+    assert fast.interrupted and [part.kept for part in fast.parts] == [True, True]
+
+
+def test_what_an_earlier_run_kept_is_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result_module, "plan_speedup", lambda before, after, *_: before.seconds / after.seconds)
+    tried = list[list[int]]()
+
+    def plan_of(kept: list[int]) -> Any:
+        tried.append(kept)
+        return Fake(10.0 - len(kept))
+
+    baseline = Baseline(SimpleNamespace(nodes=()), Fake(10.0), {}, 1.0)  # type: ignore[arg-type]
+    earlier = result_module.Alternatives(earlier=(1, 2))
+    assert forward_selection(baseline, plan_of, [(0,), (1,), (2,)], alternatives=earlier).kept == [0, 1, 2]
+    assert tried == [[1, 2], [0, 1, 2]]
+
+
 def test_a_second_interrupt_ends_everything(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(result_module.Selector, "_fastest_form", raising(KeyboardInterrupt()))
     monkeypatch.setattr(result_module.Selector, "_measure", raising(KeyboardInterrupt()))

@@ -145,8 +145,8 @@ def forward_selection(
     later, whose layouts it may share; last, all are tried together.  Those that are *exact* are tried together first,
     and a group of them stays unless the plan is slower by more than noise, or slower than *start*.  If many groups
     joined together, the *doubtful* ones leave together if the plan is then no slower, and are tried one by one.  The
-    *alternatives* have that of an earlier run and propose a plan, which come before all groups; what is proposed is then
-    not doubtful.  They also name groups in place of others.  Ctrl-C ends the selection with the groups kept by then.
+    *alternatives* have those of an earlier run and propose a plan, both before all groups; what is proposed is then not
+    doubtful.  They also name groups in place of others.  Ctrl-C ends the selection with the groups kept by then.
     """
     _ = baseline.want  # its run is no part of the time
     until = clock() + seconds

@@ -230,6 +230,7 @@ DocumentKind: TypeAlias = Literal[
     "gpu",
     "host",
     "inputs",
+    "kept",
     "model",
     "numerics",
     "post",
@@ -237,9 +238,9 @@ DocumentKind: TypeAlias = Literal[
     "selection",
     "spent",
 ]
-"""``contest`` is a trial, ``conversions`` those of an original, ``gpu`` a trial on a GPU, ``host`` the subprograms kept
-with another host than ONNX Runtime, ``post`` a post-optimisation, ``reading`` what reading a model found, ``model`` the
-seconds of a model, ``spent`` those of tuning."""
+"""``contest`` is a trial, ``conversions`` those of an original, ``gpu`` a trial on a GPU, ``host`` the subprograms
+kept with another host than ONNX Runtime, ``kept`` those of the last selection, ``post`` a post-optimisation,
+``reading`` what reading a model found, ``model`` the seconds of a model, ``spent`` those of tuning."""
 
 
 class TuningHistory:
