@@ -292,7 +292,7 @@ def test_blocks_are_not_of_single_elements() -> None:
 
 @pytest.mark.parametrize(("c", "f", "side"), [(96, 24, 56), (1152, 320, 7)])
 def test_blocks_of_a_product_keep_its_vectors(c: int, f: int, side: int) -> None:
-    """In blocks of one pixel, the sum takes the stage that transposes its result as its epilogue, element by element."""
+    """In blocks of one pixel, the stage that transposes the result would join the sum, which has no vectors then."""
     found = chain_in_vectors(partition(gated(rows=side, channels=c, features=f)).subprograms[0].anonymous.program)
     assert found is not None
     chain = find_chain(found.end.equations[-1].scope)
