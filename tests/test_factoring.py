@@ -29,6 +29,7 @@ from einnet_explore.rules import (
 )
 from einnet_explore.rules.boundaries import Tightening
 from einnet_explore.rules.traversal_factoring import Position
+from einnet_explore.strategies import factoring
 from einnet_explore.strategies.factoring import MAX_TERMS, factorings, multiplied_out, products_at_run_time
 from einnet_explore.syntax import parse
 from tests.rules_kit import check_rule, contractions, refuses
@@ -544,3 +545,26 @@ def test_what_is_multiplied_out_has_a_bounded_number_of_terms() -> None:
     short, long = term_counts(8), term_counts(MAX_TERMS + 20)
     assert len(short) > 7
     assert MAX_TERMS - 3 < max(long) <= MAX_TERMS
+
+
+CONCATENATION = """tensor A[4, 9]
+tensor x[9, 8]
+tensor z[9, 8]
+tensor B[4, 9]
+P[i:4, j:8] = sum[k:9] A[i, k] * x[k, j]
+Q[i:4, j:8] = sum[k:9] {0}[i, k] * z[k, j]
+Y[i:4, j:{1}] = {{[i:4, j:8] P[i, j]}} pad [0, (0, {2})][i, j] + {{[i:4, j:8] Q[i, j]}} pad [0, ({3}, {4})][i, j{5}]
+output Y"""
+
+
+def test_padding_of_independent_terms_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = parse(CONCATENATION.format("B", 16, 8, 8, 0, "-8"))
+    monkeypatch.setattr(factoring, "_paddings", lambda _: pytest.fail("padding was moved"))
+    assert not list(factorings(start))
+
+
+def test_padding_moves_where_terms_have_a_common_factor() -> None:
+    start = parse(CONCATENATION.format("A", 12, 4, 0, 4, ""))
+    end = best(start).end
+    assert products_at_run_time(end) < products_at_run_time(start)
+    agree(start, end)

@@ -290,6 +290,16 @@ def test_blocks_are_not_of_single_elements() -> None:
     ]
 
 
+@pytest.mark.parametrize(("c", "f", "side"), [(96, 24, 56), (1152, 320, 7)])
+def test_blocks_of_a_product_keep_its_vectors(c: int, f: int, side: int) -> None:
+    """In blocks of one pixel, the stage that transposes the result would join the sum, which has no vectors then."""
+    found = chain_in_vectors(partition(gated(rows=side, channels=c, features=f)).subprograms[0].anonymous.program)
+    assert found is not None
+    chain = find_chain(found.end.equations[-1].scope)
+    stages = block_stages(chain, choose_cuts(chain, 1, Machine()), lambda t: t.name, 1)
+    assert [match_product(stage, Machine().lanes) is not None for stage in stages if stage.sums] == [True]
+
+
 def test_rows_of_an_input_are_transposed_once_and_prefetched() -> None:
     """Blocks that have rows of the input in common keep them."""
     found = chain_in_vectors(ee.parse(DEPTHWISE_AND_PROJECTION.format(e=48, f=96, h=16, o=8)))
@@ -382,6 +392,26 @@ def test_a_model_joins_the_contractions_around_a_depthwise_convolution() -> None
     uneven = partition(model(hidden=20)).subprograms  # an expansion to 20 channels has no whole vectors
     assert [len(s.nodes) for s in uneven] == [2, 4]
     assert [len(s.nodes) for s in partition(model(), through_cache=False).subprograms] == [2, 2, 2]
+
+
+def gated(readers: int = 1, rows: int = 8, channels: int = 32, features: int = 16) -> Model:
+    """A pointwise convolution of an image whose channels are scaled, as squeeze and excitation does, by a gate."""
+    kernel = np.random.default_rng(0).standard_normal((features, channels, 1, 1)).astype(np.float32)
+    nodes = [node("Mul", ["x", "gate"], ["scaled"]), node("Conv", ["scaled", "k"], ["y"])]
+    nodes += [node("Relu", ["scaled"], ["other"])] * (readers - 1)
+    outputs = ["y", "other"][:readers]
+    inputs = {"x": [1, channels, rows, rows], "gate": [1, channels, 1, 1]}
+    return load_model(build(nodes, inputs, outputs, {"k": kernel}), {})
+
+
+def test_a_gate_joins_the_contraction_that_reads_its_result_if_both_are_one_chain() -> None:
+    (joined,) = partition(gated()).subprograms
+    assert len(joined.nodes) == 2 and [len(part.nodes) for part in joined.parts] == [1]
+    derivation = chain_in_vectors(joined.anonymous.program)
+    assert derivation is not None and all(believed(step.before, step.after) for step in derivation.steps)
+    (read_twice,) = partition(gated(readers=2)).subprograms
+    assert len(read_twice.nodes) == 1 and not read_twice.parts
+    assert [len(s.nodes) for s in partition(gated(), through_cache=False).subprograms] == [1]
 
 
 def hard_swishes(channels: int = 32) -> Model:

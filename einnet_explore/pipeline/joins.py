@@ -448,3 +448,15 @@ def join_chains(units: NodeGroups) -> None:
         for source in sorted(units.before[n] & rest):
             if units.after[source] <= rest:
                 units.join(source, n)
+
+
+def join_operands(units: NodeGroups) -> None:
+    """Join cheap nodes that no group takes with the contraction that reads them, such as gates of its operand.
+
+    One kernel in blocks has to compute both, so that the operand is not written.
+    """
+    for n in sorted(units.understood):
+        if units.free(n) and units.kind(n) != "layout" and len(units.after[n]) == 1:
+            group = units.of[next(iter(units.after[n]))]
+            if units.contractions(group) and _is_one_chain(units, units.members[group] | {n}):
+                units.join(n, group)

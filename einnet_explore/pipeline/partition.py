@@ -22,6 +22,7 @@ from einnet_explore.pipeline.joins import (
     join_around_contractions,
     join_chains,
     join_conversions,
+    join_operands,
     join_parallel,
     join_products,
     join_rows,
@@ -80,6 +81,8 @@ def partition(model: Model, memory: ReadingMemory | None = None, through_cache: 
     join_siblings(units)
     join_parallel(units)
     join_chains(units)
+    if through_cache:
+        join_operands(units)
     readers: dict[str, set[int]] = {}
     for n, node in enumerate(model.nodes):
         for name in node.reads:
@@ -139,10 +142,10 @@ def _is_worthwhile(group: tuple[int, ...], model: Model, understood: Mapping[int
 def _parts(
     group: tuple[int, ...], single: tuple[tuple[int, ...], ...], units: NodeGroups, readers: Mapping[str, set[int]]
 ) -> tuple[Subprogram, ...]:
-    """Return the subprograms of the contractions in *group* before they were joined."""
+    """Return the subprograms of the contractions in *group* before they were joined with others."""
     inside = set(group)
     held = [part for part in single if set(part) <= inside and any(units.kind(n) == "contraction" for n in part)]
-    return tuple(_subprogram(part, units, readers) for part in held) if len(held) > 1 else ()
+    return tuple(_subprogram(part, units, readers) for part in held) if held != [group] else ()
 
 
 def _subprogram(group: tuple[int, ...], units: NodeGroups, readers: Mapping[str, set[int]]) -> Subprogram:

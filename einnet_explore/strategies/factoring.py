@@ -32,7 +32,7 @@ from math import isqrt, log
 from typing import TypeAlias, TypeVar
 
 from einnet_explore.analysis.access_structure import residue_divisors
-from einnet_explore.analysis.equations import find_equation, readers, weight_only
+from einnet_explore.analysis.equations import find_equation, readers, tensor_names, weight_only
 from einnet_explore.analysis.indices import iterators_of, read_indices
 from einnet_explore.analysis.padding import sliding_windows
 from einnet_explore.analysis.products import (
@@ -159,11 +159,41 @@ def multiplied_out(program: Program) -> Iterable[Derivation]:
 
 def _with_padded_factors(derivation: Derivation) -> Iterable[Derivation]:
     """Yield *derivation* with the padding of nested sums moved to what they read, so that they join the sums around."""
-    if not any(len(at) > 1 and _is_padded_value(scope) for at, scope in places(derivation.end)):
+    if not any(e.via is None and _joins_padded_values(e.scope) for e in derivation.end.equations):
         return
     while (match := next(iter(_paddings(derivation.end)), None)) is not None:
         derivation = _merged(derivation.then(match))
     yield derivation
+
+
+@lru_cache(MEMO_ENTRIES)  # a step leaves most equations as they are
+def _joins_padded_values(root: Scope) -> bool:
+    """Whether a padded value below *root* is in a sum or product, or is added to values of a tensor that it reads.
+
+    Otherwise, as in a concatenation of independent products, no term has fewer products if padding moves.
+    """
+    return any(_joins_here(scope) for _, scope in scopes(root))
+
+
+def _joins_here(scope: Scope) -> bool:
+    """Whether *scope* itself sums or multiplies a padded value, or adds it to values of a tensor that it reads."""
+    read = accesses(scope.body)
+    padded = [access for access in read if isinstance(access.source, Scope) and _is_padded_value(access.source)]
+    products = [tuple(part for part in factors(term) if not isinstance(part, Const)) for term in terms(scope.body)]
+    if scope.summations or any((access,) not in products for access in padded):
+        return bool(padded)
+    names = [name for access in read for name in _names_read(access)]
+    return bool(padded) and len(set(names)) < len(names)
+
+
+def _names_read(access: Access) -> tuple[str, ...]:
+    """Return the names of the tensors whose elements *access* reads, each once."""
+    match access.source:
+        case Tensor(name):
+            return (name,)
+        case Scope() as inner:
+            return tensor_names(inner)
+    return ()
 
 
 def _is_padded_value(scope: Scope) -> bool:

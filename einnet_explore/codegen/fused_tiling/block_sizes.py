@@ -714,9 +714,11 @@ def element_cycles(stage: BlockStage, machine: Machine) -> float:
         return max(2, sum_length(stage)) / machine.lanes
     if match_transpose(stage, machine.lanes) is not None:
         return TRANSPOSED_VECTOR_CYCLES / machine.lanes
+    last = next((x for x in reversed(stage.traversals) if x.extent > 1), stage.last)
     parts = (stage.place, *(i for a in stage.reads for i in a.index))
-    steps = frozenset[int | None]().union(*(address_steps(part, stage.last) for part in parts))
-    return 2 / machine.lanes if steps <= {0, 1} and stage.last not in stage.guards else SINGLE_ELEMENT_CYCLES
+    steps = frozenset[int | None]().union(*(address_steps(part, last) for part in parts))
+    is_vector = steps <= {0, 1} and last not in stage.guards
+    return sum_length(stage) * (2 / machine.lanes if is_vector else SINGLE_ELEMENT_CYCLES)
 
 
 def _stage_cycles(stage: BlockStage, rounds: int, machine: Machine) -> float:
