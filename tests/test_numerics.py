@@ -329,6 +329,18 @@ def test_large_outputs_are_compared_in_a_window(monkeypatch: pytest.MonkeyPatch)
     assert "not measured, one output element" in str(none) and ErrorReport.from_json(none.to_json()) == none
 
 
+@pytest.mark.parametrize("place", [0, 40, 63])
+def test_the_window_is_around_the_largest_output(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere all may be zero, as after ``Relu``, and no error is seen."""
+    monkeypatch.setattr(badge_module, "MAX_EVALUATED_WORK", 200)
+    program = ee.parse("tensor A[64,8]\nY[i:64] = sum[j:8] A[i,j]*A[i,j]")
+    given = np.zeros((64, 8), np.float32)
+    given[place] = np.linspace(1, 2, 8)
+    original = OriginalRun(lambda: {"Y": (given * given).sum(1)}, {"A": given})
+    part = report_errors(Derivation(program), lambda: original, {}, lambda *_: lambda _: original.run())
+    assert 1 <= part.elements < 64 and part.after and part.after.bound
+
+
 def test_errors_are_of_results_that_are_defined() -> None:
     program = ee.parse("tensor A[6]\nY[i:6] = 2*sqrt(A[i])")
     some = badged(Derivation(program))

@@ -8,6 +8,7 @@ a large program only a window of the outputs is evaluated.  Elements that both d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
 
@@ -171,14 +172,14 @@ def measure_errors(
     elements = whole = 0
     for name in start.outputs:
         pair = meant[0][name], meant[1][name]
-        window = _window(*pair, share)
+        magnitudes = np.abs(want[name])
+        defined = ~np.isnan(magnitudes)
+        largest = float(magnitudes.max(initial=0, where=defined)) or 1.0
+        window = _window(*pair, share, np.unravel_index(np.where(defined, magnitudes, -1).argmax(), magnitudes.shape))
         if window is None:
             return ErrorReport(
                 plain.level, plain.rules, why="one output element alone takes too long in double precision"
             )
-        magnitudes = np.abs(want[name])
-        defined = ~np.isnan(magnitudes)
-        largest = float(magnitudes.max(initial=0, where=defined)) or 1.0
         at = tuple(slice(lo - first, hi - first) for (lo, hi), (first, _) in zip(window, pair[0].box, strict=True))
         if not defined[at].any():
             return ErrorReport(plain.level, plain.rules, why="its results are undefined on random inputs")
@@ -209,16 +210,16 @@ def _rule_name(match: Match[object]) -> str:
     return rule
 
 
-def _window(before: Scope, after: Scope, most: int) -> Box | None:
-    """Return the middle of the outputs that both evaluate within *most* work; None if one element is too much."""
+def _window(before: Scope, after: Scope, most: int, largest: Sequence[np.intp]) -> Box | None:
+    """Return outputs around the *largest* that both evaluate within *most* work; None if one element is too much."""
     box = list(before.box)
     while sum(evaluation_work(slice_scope(scope, tuple(box))) for scope in (before, after)) > most:
         if all(hi - lo <= 1 for lo, hi in box):
             return None
         d = max(range(len(box)), key=lambda d: box[d][1] - box[d][0])
-        lo, hi = box[d]
-        cut = (hi - lo) // 4
-        box[d] = (lo + cut, lo + cut + max(1, (hi - lo) // 2))
+        (lo, hi), size = box[d], max(1, (box[d][1] - box[d][0]) // 2)
+        begin = min(max(lo, before.box[d][0] + int(largest[d]) - size // 2), hi - size)
+        box[d] = (begin, begin + size)
     return tuple(box)
 
 
