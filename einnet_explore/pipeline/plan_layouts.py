@@ -14,7 +14,7 @@ is a proposal, which the whole model's time confirms.
 from __future__ import annotations
 
 import json
-import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -32,7 +32,6 @@ from einnet_explore.pipeline.layouts import PROHIBITIVE_SECONDS, Mode, Transform
 from einnet_explore.pipeline.model_sessions import subgraph_session
 from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram
 from einnet_explore.support.json_values import JsonObject, as_integers, as_items, as_number, as_object
-from einnet_explore.support.storage import temporary_folder
 
 ROWS, BLOCKED, MADE_BLOCKED = 0, 1, 2
 """The layouts: row-major, ONNX Runtime's blocks of channels, and such blocks that no conversion made."""
@@ -127,13 +126,12 @@ def measure_conversions(model: Model, region: Region, threads: int) -> Conversio
 
 def _profile(model: Model, region: Region, threads: int) -> list[Mapping[str, object]]:
     """Return the events of some runs of *region*."""
-    folder = temporary_folder()
+    with tempfile.TemporaryDirectory() as folder:
 
-    def profile(options: onnxruntime.SessionOptions) -> None:
-        options.enable_profiling = True
-        options.profile_file_prefix = str(folder / "profile")
+        def profile(options: onnxruntime.SessionOptions) -> None:
+            options.enable_profiling = True
+            options.profile_file_prefix = str(Path(folder) / "profile")
 
-    try:
         session = subgraph_session(model, region.nodes, threads, profile)
         feeds = random_model_inputs(session, 0)
         until = perf_counter() + MAX_PROFILING_SECONDS
@@ -142,8 +140,6 @@ def _profile(model: Model, region: Region, threads: int) -> list[Mapping[str, ob
             if perf_counter() > until:
                 break
         return [as_object(event) for event in json.loads(Path(session.end_profiling()).read_text())]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _seconds_by_shape(events: Iterable[Mapping[str, object]], op: str) -> dict[tuple[int, ...], float]:
