@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from statistics import median
 from typing import Any
 
@@ -35,7 +34,7 @@ from einnet_explore.runtime.arrays import Arrays
 from einnet_explore.runtime.measurement import own_seconds
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.support.storage import write_atomically
-from einnet_explore.support.wording import count_noun
+from einnet_explore.support.wording import count_noun, suggest
 from einnet_explore.syntax import load_text
 
 OURS, EXPORTED, DIRECT = "einnet_explore", "onnxruntime on OUT.onnx", "direct"
@@ -102,8 +101,7 @@ def check_engines(path: str, against: Sequence[str]) -> tuple[str, ...]:
             raise ValueError(f"engine {NUMPY}: found the model {path}, expected a case (.ein)")
         if name not in (*known, ALL):
             names = (*RIVALS, NUMPY, ALL)
-            similar = "".join(f"; did you mean {known}?" for known in get_close_matches(name, names, 1))
-            raise ValueError(f"engine {name!r}: expected one of {', '.join(names)}{similar}")
+            raise ValueError(f"engine {name!r}: expected one of {', '.join(names)}{suggest(name, names)}")
     return tuple(dict.fromkeys(one for name in against for one in (known if name == ALL else (name,))))
 
 

@@ -8,8 +8,7 @@ import gc
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Any, NoReturn
@@ -17,6 +16,7 @@ from typing import Any, NoReturn
 from einnet_explore.cli.output import BAD_INPUT, INTERRUPTED, OK, one_line
 from einnet_explore.cli.values import parse_call, parse_count, parse_memory, parse_natural, parse_seconds
 from einnet_explore.support.version import PACKAGE_VERSION
+from einnet_explore.support.wording import suggest
 
 __all__ = ["command_parser", "main"]
 
@@ -66,25 +66,19 @@ class _Parser(argparse.ArgumentParser):
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown and self._subparsers is None:
             given = next((each.partition("=")[0] for each in unknown if each.startswith("-")), "")
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{_hint(given, self._option_string_actions)}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{suggest(given, self._option_string_actions)}")
         return parsed, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            error.message += _hint(str(value), map(str, action.choices or ()))
+            error.message += suggest(str(value), map(str, action.choices or ()))
             raise
 
     def error(self, message: str) -> NoReturn:
         print(f"error: {message} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(BAD_INPUT)
-
-
-def _hint(given: str, known: Iterable[str]) -> str:
-    """Name the one of *known* that is most similar to *given*, if any is."""
-    similar = get_close_matches(given, known, 1)
-    return f"; did you mean {similar[0]}?" if similar else ""
 
 
 class _Version(argparse.Action):

@@ -59,6 +59,7 @@ from einnet_explore.runtime.onnx_weights import (
     is_declared,
     is_lendable,
     lies_in_large_pages,
+    read_names,
     restore_declared,
     weight_proto,
     without_elements,
@@ -208,7 +209,7 @@ def _is_data(array: Array) -> bool:
 def _drop_unread_outputs(proto: onnx.ModelProto) -> None:
     """Drop optional outputs that nothing reads from the nodes of *proto*, such as the mask of ``Dropout``."""
     graph, version, gone = proto.graph, opset(proto), set[str]()
-    read = {name for node in walk_nodes(proto) for name in node.input} | {value.name for value in graph.output}
+    read = {*read_names(graph)}
     for node in graph.node:
         if read.issuperset(node.output) or node.domain or not onnx.defs.has(node.op_type, version, ""):
             continue

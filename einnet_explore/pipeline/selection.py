@@ -710,13 +710,10 @@ class Selector:
             return ()
         units = [unit for whole in self.every_subprogram for unit in self._units(whole, number)]
         try:
-            return propose_selection(self.baseline.model, units, self._conversions) or ()
+            with suppress(OSError, *ONNXRUNTIME_ERRORS):  # without profiles, selection goes on without a proposal
+                return propose_selection(self.baseline.model, units, self._conversions) or ()
         except KeyboardInterrupt:
             self.interrupted = True
-        except ValueError:
-            pass  # it is a proposal only
-        except ONNXRUNTIME_ERRORS:
-            pass
         return ()
 
     def _units(self, whole: Subprogram, number: Mapping[tuple[str, ...], int]) -> Iterable[Unit]:

@@ -5,8 +5,8 @@ that gained at one size are tuned first at the next; those that do not depend on
 
 A dimension is *independent* if the model computes each element along it alone (``pipeline.batch_independence``).  Then
 any size can run in chunks of tuned sizes, and one that was tuned in chunks of smaller ones, whose intermediate results
-may stay in a cache.  Some sizes are measured in this way, in turns with the original; between
-them times are interpolated.
+may stay in a cache.  Some sizes are measured in this way, in turns with the original; between them times are
+interpolated.
 """
 
 from __future__ import annotations
@@ -205,13 +205,12 @@ class SizeOptimiser:
                 before.setdefault(sizes, choice.before)
         except KeyboardInterrupt:
             self.interrupted = True
-        times = _Interpolation(before)
+        times = _Interpolation(before, beyond=nan)
         slower = _Interpolation({sizes: choice.after / ways[sizes][0] for sizes, choice in measured.items()})
         choices = {}
         for sizes in self.ranges.every:
             once, chunks = ways.get(sizes, (0.0, ()))
-            known = times(sizes) if times.covers(sizes) else nan
-            choice = measured.get(sizes) or SizeChoice(sizes, chunks, known, once * slower(sizes), False)
+            choice = measured.get(sizes) or SizeChoice(sizes, chunks, times(sizes), once * slower(sizes), False)
             if sizes in plans:
                 own = SizeChoice(sizes, (sizes,) * (sizes in seconds), before[sizes], seconds.get(sizes, 0.0), True)
                 choice = max(own, measured.get(sizes, own), key=lambda each: each.speedup)
@@ -233,16 +232,15 @@ class SizeOptimiser:
 
 @dataclass(frozen=True, slots=True)
 class _Interpolation:
-    """Values between those of some sizes, linear in the product of the sizes; 1 if there are none."""
+    """Values between those of some sizes, linear in the product of the sizes; 1 if there are none.
+
+    Outside they are *beyond*, or that of the nearest size.
+    """
 
     values: Mapping[SizeTuple, float]
-
-    def covers(self, sizes: SizeTuple) -> bool:
-        """Return whether *sizes* lie between those that have values."""
-        known = [prod(each) for each in self.values]
-        return min(known) <= prod(sizes) <= max(known)
+    beyond: float | None = None
 
     def __call__(self, sizes: SizeTuple) -> float:
         known = sorted((prod(each), value) for each, value in self.values.items())
         xs, ys = zip(*known, strict=True) if known else ((1,), (1.0,))
-        return float(np.interp(prod(sizes), xs, ys))
+        return float(np.interp(prod(sizes), xs, ys, self.beyond, self.beyond))

@@ -196,7 +196,7 @@ class TunedSubprogram:
 
     @property
     def is_sound(self) -> bool:
-        """Whether no step of its derivation is false or unknown."""
+        """True if no step of its derivation is false or unknown."""
         return self.certificate not in UNSOUND_KINDS
 
     @property

@@ -397,7 +397,7 @@ class _Race:
             self.samples[form.kind] = min(self.samples.get(form.kind, ratio), ratio)
 
     def is_hopeless(self, once: float) -> bool:
-        """Whether a form whose first run took *once* seconds is too slow to be sampled: first runs allocate memory."""
+        """Return whether a form whose first run took *once* seconds is too slow to be sampled: it also allocated."""
         least = min((self.original_seconds, *self.seconds.values()))
         return once > max(LONG_CALL_SECONDS, MAX_FIRST_RUN_RATIO * least)
 

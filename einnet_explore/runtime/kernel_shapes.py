@@ -6,7 +6,6 @@ read a value as it was before a reshape, and write its result in the shape after
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 from typing import TypeAlias
@@ -14,7 +13,7 @@ from typing import TypeAlias
 import onnx
 
 from einnet_explore.runtime.arrays import Arrays
-from einnet_explore.runtime.onnx_weights import DOMAIN, read_names
+from einnet_explore.runtime.onnx_weights import DOMAIN, names_read_inside
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -47,7 +46,7 @@ def without_reshapes(
     kept: dict[int, onnx.NodeProto] = dict(enumerate(nodes))
     users: dict[str, list[int]] = {}
     for n, node in kept.items():
-        for name in Counter(_reads(node)):
+        for name in {*node.input, *names_read_inside(node)}:
             users.setdefault(name, []).append(n)
     makers = {name: n for n, node in kept.items() for name in node.output if name}
     known = {**shapes, **{node.output[0]: _shapes_of(node)[-1] for node in kept.values() if _is_kernel(node)}}
@@ -74,13 +73,6 @@ def without_reshapes(
 
 def _is_kernel(node: onnx.NodeProto) -> bool:
     return node.domain == DOMAIN
-
-
-def _reads(node: onnx.NodeProto) -> Iterable[str]:
-    yield from node.input
-    for attribute in node.attribute:
-        for inner in (attribute.g, *attribute.graphs):
-            yield from read_names(inner)
 
 
 def _shapes_of(kernel: onnx.NodeProto) -> list[Shape]:

@@ -164,9 +164,14 @@ def read_names(graph: onnx.GraphProto) -> Iterable[str]:
     yield from (value.name for value in graph.output)
     for node in graph.node:
         yield from node.input
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from read_names(inner)
+        yield from names_read_inside(node)
+
+
+def names_read_inside(node: onnx.NodeProto) -> Iterable[str]:
+    """Yield the names that the graphs inside *node* read, and those of their outputs."""
+    for attribute in node.attribute:
+        for inner in (attribute.g, *attribute.graphs):
+            yield from read_names(inner)
 
 
 def _names_read_in_place(graph: onnx.GraphProto) -> set[str]:
@@ -178,9 +183,7 @@ def _names_read_in_place(graph: onnx.GraphProto) -> set[str]:
     found, others = set[str](), {value.name for value in graph.output}
     for node in graph.node:
         (found if node.domain == DOMAIN or node.op_type == "Gather" else others).update(node.input)
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                others.update(read_names(inner))
+        others.update(names_read_inside(node))
     return found - others
 
 

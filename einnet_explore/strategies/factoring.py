@@ -168,7 +168,7 @@ def _with_padded_factors(derivation: Derivation) -> Iterable[Derivation]:
 
 @lru_cache(MEMO_ENTRIES)  # a step leaves most equations as they are
 def _joins_padded_values(root: Scope) -> bool:
-    """Whether a padded value below *root* is in a sum or product, or is added to values of a tensor that it reads.
+    """Return whether a padded value in *root* is in a sum or product, or is added to values of a tensor that it reads.
 
     Otherwise, as in a concatenation of independent products, no term has fewer products if padding moves.
     """
@@ -176,7 +176,7 @@ def _joins_padded_values(root: Scope) -> bool:
 
 
 def _joins_here(scope: Scope) -> bool:
-    """Whether *scope* itself sums or multiplies a padded value, or adds it to values of a tensor that it reads."""
+    """Return whether *scope* itself sums or multiplies a padded value, or adds it to values of what it reads."""
     read = accesses(scope.body)
     padded = [access for access in read if isinstance(access.source, Scope) and _is_padded_value(access.source)]
     products = [tuple(part for part in factors(term) if not isinstance(part, Const)) for term in terms(scope.body)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 
 GREEN, AMBER, RED = "#00a040", "#c08000", "#e0002d"
 
@@ -15,6 +16,11 @@ def printable(text: str) -> str:
 def count_noun(number: int, one: str, many: str = "") -> str:
     """Return ``1 step``, ``2 steps``; *many* is an irregular plural."""
     return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def suggest(given: str, known: Iterable[str]) -> str:
+    """Return a question that names the one of *known* that is most similar to *given*; empty if none is."""
+    return "".join(f"; did you mean {name}?" for name in get_close_matches(given, known, 1))
 
 
 def format_seconds(value: float) -> str:
