@@ -213,6 +213,18 @@ def test_a_search_is_live_and_an_interrupt_stops_it(lab: Lab) -> None:
         page.locator(".ein-notice", has_text="is #").wait_for()
 
 
+def test_an_interrupt_of_a_busy_kernel_stops_a_search(lab: Lab) -> None:
+    busy = "run.start()\ntry:\n    time.sleep(100)\nexcept KeyboardInterrupt:\n    print('interrupted')"
+    with explored(lab, "import einnet_explore as ee, einnet_widgets, time" + WIDE, busy) as visiting:
+        page = visiting.page
+        page.locator(".jp-CodeCell .jp-InputArea-prompt").nth(1).click()
+        page.evaluate("() => { jupyterapp.commands.execute('notebook:run-cell'); }")
+        page.wait_for_function(COUNT.replace("() => ", "() => 300 < "))
+        page.evaluate("() => jupyterapp.commands.execute('notebook:interrupt-kernel')")
+        page.locator(".jp-CodeCell pre", has_text="interrupted").wait_for()
+        page.locator(".ein-search .ein-facts", has_text="ended").wait_for()
+
+
 @pytest.mark.slow
 def test_two_explorers_a_restart_and_bad_use(lab: Lab) -> None:
     other = START.replace("session", "other")
