@@ -159,7 +159,10 @@ def in_place_layout(form: SumOfProducts, operand: int, vector: Iterator | None) 
 
 
 def padded_copy_layout(form: SumOfProducts, operand: int, vector: Iterator | None) -> OperandLayout | None:
-    """Return a copy of all elements that are read, or None if *vector* moves in several dimensions, or backwards."""
+    """Return a copy of all elements that are read, or None if *vector* moves in several dimensions, or backwards.
+
+    Dimensions that *vector* does not move hold only the elements that are read: those a whole number of steps apart.
+    """
     tensor = form.operands[operand]
     dims = {d for where in _reads(form, operand) for d, i in enumerate(where) if vector in i.iterators}
     if vector is not None and len(dims) != 1:
@@ -171,13 +174,25 @@ def padded_copy_layout(form: SumOfProducts, operand: int, vector: Iterator | Non
         bounds = [where[d].bounds for where in _reads(form, operand)]
         lo = min(b[0] for b in bounds)
         extent = max(b[1] for b in bounds) + 1 - lo
-        steps = {where[d].coefficient(vector) for where in _reads(form, operand)} if vector and d == along else {1}
+        if vector is None or d != along:
+            step = _common_step(form, operand, d)
+            axes.append(LayoutAxis(d, step, True, lo, -(-extent // step)))
+            continue
+        steps = {where[d].coefficient(vector) for where in _reads(form, operand)}
         if len(steps) != 1 or (step := steps.pop()) < 1:
             return None
         if step > 1:
             axes.append(LayoutAxis(d, step, False, lo, step))
-        (last if d == along else axes).append(LayoutAxis(d, step, True, lo, -(-extent // step)))
+        last.append(LayoutAxis(d, step, True, lo, -(-extent // step)))
     return OperandLayout(tensor, (*axes, *last), copied=True)
+
+
+def _common_step(form: SumOfProducts, operand: int, dim: int) -> int:
+    """Return the greatest step of which all positions that are read in *dim* are multiples, from the first one on."""
+    found = [affine_terms(where[dim]) for where in _reads(form, operand)]
+    moves = [k for _, terms in found for x, k in terms.items() if x.extent > 1]
+    first = [const + sum(k * x.lo for x, k in terms.items()) for const, terms in found]
+    return gcd(*moves, *(n - first[0] for n in first)) or 1
 
 
 def _reads(form: SumOfProducts, operand: int) -> Iterable[tuple[Index, ...]]:
@@ -344,7 +359,8 @@ def with_cycles(
         load = replace(each, accesses=2) if is_far else each
         others = len(group) * tile.slots * (tile.vectors if both else 1)
         sums = tile.rows * tile.vectors * tile.slots * (len({tap.phase for tap in group}) or 1)
-        cycle = _step_cycles(machine, tile, len(group), load, others, sums)
+        kept = _kept_broadcasts(form, tile, group)
+        cycle = _step_cycles(machine, tile, len(group), load, others, sums, kept)
         cycles += (cycle + misses * others / tile.slots + LOOP_CYCLES) * length + 3 * sums + TILE_CYCLES
         vector_bytes = max(vector_bytes, _touched_elements(form, tile, group[0].phase) * ELEMENT_BYTES if group else 0)
         slot_bytes += others * ELEMENT_BYTES * length * (tile.lanes if both else 1)
@@ -381,13 +397,18 @@ def _displaced_rows(form: SumOfProducts, machine: Machine, tile: RegisterTile) -
     return max(0, rows - 3 * machine.l1 // PAGE_BYTES // 4) * tile.slots // rows
 
 
-def _step_cycles(machine: Machine, tile: RegisterTile, taps: int, load: VectorLoads, others: int, sums: int) -> float:
-    """Return the cycles of one step of *taps* products, which reads *others* values and adds to *sums* registers."""
+def _step_cycles(
+    machine: Machine, tile: RegisterTile, taps: int, load: VectorLoads, others: int, sums: int, kept: int
+) -> float:
+    """Return the cycles of one step of *taps* products, which reads *others* values and adds to *sums* registers.
+
+    *kept* values are read by several taps.
+    """
     adds = taps * tile.rows * tile.vectors * tile.slots
     loads = load.count * tile.vectors
     # Operands in registers: a tap's vectors and one other value, or its other values, one vector and kept vectors.
     if tile.rows * tile.vectors <= tile.slots:
-        operands = load.live * tile.vectors + 1
+        operands = load.live * tile.vectors + 1 + kept
     else:
         operands = load.kept * tile.vectors + 1 + tile.slots
     spilled = max(0, sums + operands - machine.registers)
@@ -397,6 +418,27 @@ def _step_cycles(machine: Machine, tile: RegisterTile, taps: int, load: VectorLo
         (adds + loads + others) / machine.issue,
         adds * machine.latency / sums,
     ) * (1 + SPILL_PENALTY * spilled)
+
+
+def _kept_broadcasts(form: SumOfProducts, tile: RegisterTile, taps: Sequence[Tap]) -> int:
+    """Return how many elements of the slots' operand several of *taps* read: a compiler keeps them in registers."""
+    operand = 1 - tile.vector
+    if form.traversals[-1] in form.moves(operand):
+        return 0
+    strides = row_major_strides(form.operands[operand].shape)
+    last: dict[int, int] = {}
+    live = [0] * (len(taps) + 1)
+    for n, tap in enumerate(taps):
+        known = [_known(index, tap.known) for index in form.reads[tap.phase][operand]]
+        at = sum(const * k for (const, _), k in zip(known, strides, strict=True))
+        moves = (terms for _, terms in known)
+        step = sum(terms.get(x, 0) * k for terms, k in zip(moves, strides, strict=True) if (x := tile.slot) is not None)
+        for place in {at + step * j for j in range(tile.slots)}:
+            if place in last:  # from the tap that read it before to this one
+                live[last[place]] += 1
+                live[n] -= 1
+            last[place] = n
+    return max(accumulate(live))
 
 
 def _touched_elements(form: SumOfProducts, tile: RegisterTile, phase: Phase) -> int:
@@ -456,7 +498,8 @@ def _with_layout(
     last = form.traversals[-1]
     mine, other = form.moves(vector), form.moves(1 - vector)
     row = next((x for x in reversed(form.traversals[:-1]) if x in mine and x not in other and x.extent > 1), None)
-    slot = max((x for x in form.traversals if x not in mine and x in other), key=lambda x: x.extent, default=None)
+    slots = (x for x in reversed(form.traversals) if x not in mine and x in other)  # neighbours in memory first
+    slot = max(slots, key=lambda x: x.extent, default=None)
     widths = {machine.lanes} if last.extent >= machine.lanes else {1 << last.extent.bit_length() - 1}
     if layout.copied:
         widths.add(machine.lanes)  # after the end of a row there are other rows, or spare elements

@@ -202,7 +202,16 @@ def _fuse_pair(derivation: Derivation, source: Equation, reader: Equation) -> De
         raise Refused(f"{source.name} and {reader.name} read products of bytes, which have an epilogue each")
     check_no_recomputation(source, reader)
     longer = apply_rule(derivation, EXPRESSION_FUSION, reader.name, Intermediate(source.name))
-    return generate_equation(merge_scopes(longer, reader.name), reader.name)
+    merged = merge_scopes(longer, reader.name)
+    if sums_with_strides(source.scope):  # a chain in blocks would gather its elements again for every tile of columns
+        return merged.then(EOPERATOR_GENERATION.match(merged.end, (equation_number(merged.end, reader.name),)))
+    return generate_equation(merged, reader.name)
+
+
+def sums_with_strides(scope: Scope) -> bool:
+    """Whether *scope* is a sum that reads elements which are not neighbours along one of its traversals."""
+    moves = ((x, i.coefficient(x)) for a in accesses(scope.body) for i in a.index for x in i.iterators)
+    return bool(scope.summations) and any(abs(k) > 1 and x in scope.traversals and x.extent > 1 for x, k in moves)
 
 
 def is_blocked_chain(e: Equation) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from einnet_explore.analysis.access_structure import windows
 from einnet_explore.ir import Equation, tensors
 from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.model import Model, ModelNode
@@ -134,9 +135,10 @@ def _typed_equations(node: ModelNode, model: Model) -> tuple[Equation, ...] | No
 def _is_worthwhile(group: tuple[int, ...], model: Model, understood: Mapping[int, tuple[Equation, ...]]) -> bool:
     if not all(n in understood for n in group):
         return False
-    # A normalisation is several equations by itself.
-    several = work_kind(model.nodes[group[0]]) == "reduction" and len(understood[group[0]]) > 1
-    return len(group) > 1 or several or work_kind(model.nodes[group[0]]) == "contraction"
+    kind, equations = work_kind(model.nodes[group[0]]), understood[group[0]]
+    # A normalisation is several equations by itself; windows of a pooling overlap, so a kernel loads elements once.
+    several = kind == "reduction" and (len(equations) > 1 or any(windows(e.scope) for e in equations))
+    return len(group) > 1 or several or kind == "contraction"
 
 
 def _parts(

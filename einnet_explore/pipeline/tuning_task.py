@@ -23,7 +23,7 @@ from einnet_explore.pipeline.fusion import chain_cycles, chain_in_blocks, fuse_e
 from einnet_explore.pipeline.numerics import level_report, measure_errors
 from einnet_explore.pipeline.rounded_products import round_products
 from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, OriginalOpener, OriginalRun, Settings, TuningContext
-from einnet_explore.pipeline.vector_layouts import chain_in_vectors
+from einnet_explore.pipeline.vector_layouts import chain_in_vectors, products_in_vectors
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays
 from einnet_explore.runtime.implementation_choice import ProfileStore, clock_rate
@@ -533,6 +533,8 @@ class TuningTask:
         if in_vectors is not None and all(in_vectors.end != other.end for other in blocked):
             blocked = (*blocked, in_vectors)
         forms += map(_Form, promising_chains(blocked, settings.threads, below))
+        apart = products_in_vectors(self.program) if in_vectors is not None else None
+        forms += [] if apart is None else [_Form(fuse_eoperators(apart))]
         if not forms:
             return stays(why=f"its kernels in blocks are estimated above {below * 1e6:.0f} µs")
         if settings.numerics == "bf16":

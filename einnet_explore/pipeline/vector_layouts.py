@@ -14,13 +14,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from einnet_explore.analysis.equations import constant_tensors, find_equation, weight_only
+from einnet_explore.analysis.equations import constant_tensors, equation_number, find_equation, weight_only
 from einnet_explore.analysis.products import TensorContraction
 from einnet_explore.ir import Access, Index, Iterator, Program, Scope, Tensor, accesses, as_index, scopes
-from einnet_explore.pipeline.fusion import apply_rule, chain_in_blocks
+from einnet_explore.operators.library import OPERATORS
+from einnet_explore.pipeline.fusion import apply_rule, chain_in_blocks, generate_equation, is_named, sums_with_strides
 from einnet_explore.rules import STORAGE_LAYOUT, VARIABLE_SUBSTITUTION, Derivation
 from einnet_explore.rules.storage_layout import InputCopy, Stored
 from einnet_explore.rules.variable_substitution import Substitution
+from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.strategies.vertical_fusion import in_normal_spelling
 from einnet_explore.support.errors import Refused
 
@@ -52,6 +54,40 @@ def with_vector_layouts(program: Program) -> Derivation:
     if not found:
         raise Refused("no product has a constant operand with a traversal of its own")
     return derivation
+
+
+def products_in_vectors(program: Program) -> Derivation | None:
+    """Derive *program* with its products in vectors, a kernel for each equation; None if none reads with strides.
+
+    The kernel of a product of its own gathers its input once.  A chain in blocks reads strided elements again for every
+    tile of columns, from lines of which it uses a part.
+    """
+    try:
+        derivation = with_vector_layouts(program)
+        if not any(sums_with_strides(e.scope) for e in derivation.end.equations):
+            return None
+        for e in derivation.end.equations:
+            if e.via is None:
+                derivation = _generate_or_match(derivation, e.name)
+    except Refused:
+        return None
+    return derivation
+
+
+def _generate_or_match(derivation: Derivation, name: str) -> Derivation:
+    """Generate the equation called *name*, or match a product without a stage before it; raises Refused."""
+    try:
+        return generate_equation(derivation, name)
+    except Refused as why:
+        before = derivation.end
+        for match in matching_rule(OPERATORS).matches(before, (equation_number(before, name),)):
+            if is_named(match.params.operator, "Matmul"):
+                derivation = derivation.then(match)
+                opened = [e.name for e in derivation.end.equations if e.via is None and e.name not in before.names()]
+                for other in opened:
+                    derivation = generate_equation(derivation, other)
+                return derivation
+        raise why from None
 
 
 def _vector_traversal(program: Program, scope: Scope, vectors: Mapping[str, int]) -> Iterator | None:

@@ -19,6 +19,7 @@ import numpy as np
 import onnxruntime
 from numpy.lib.stride_tricks import as_strided
 
+from einnet_explore.analysis.access_structure import windows
 from einnet_explore.analysis.equations import is_typed, rounds_to_16_bits
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.fused_chain import Chain
@@ -646,6 +647,8 @@ def _kernels(bound: BoundEquation) -> Iterable[Implementation]:
         tiled = _tiled_call(bound)
         order = (tiled, kernel) if tiled is not None and tiled.made.worthwhile else (kernel, tiled)
     yield from filter(None, order)
+    if kernel is nests and windows(scope) and not any(isinstance(each, TiledCall) for each in order):
+        yield KernelCall(scope, bound.threads)  # vectors of windows, which LLVM shuffles
     library = bound.equation.via is not None and bound.equation.via.is_library_call
     if kernel is not nests and not library and not isinstance(kind, Chain):
         yield nests

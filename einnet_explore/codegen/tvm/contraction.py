@@ -187,6 +187,9 @@ MIN_FAR_BYTES = 1 << 15
 MAX_PANEL_BYTES = 1 << 18
 """Bytes of a packed operand, about, that tiles read together: they and the next ones stay in the second-level cache."""
 
+MIN_SPARSE_READS = 4
+"""Reads of every element of the other operand from which on those between which others lie are copied."""
+
 MAX_PACKED_RATIO = 1.5
 """Elements of packed vectors, at most, over those of the operand: windows that overlap would be stored repeatedly."""
 
@@ -334,7 +337,9 @@ def plan_contraction(
     # A copy has spare elements, which vectors wider than the rows read.
     wide = along is not None and tile.lanes > last.extent
     other = None if wide else in_place_layout(form, 1 - tile.vector, along)
-    other = other or padded_copy_layout(form, 1 - tile.vector, along)
+    copy = padded_copy_layout(form, 1 - tile.vector, along)
+    if other is None or (copy is not None and _is_read_sparsely(form, tile, copy)):
+        other = copy
     if other is None:
         return None
     plan, vectors = ContractionPlan(form, tile, other, threads), form.operands[tile.vector]
@@ -342,6 +347,14 @@ def plan_contraction(
     if vectors.name not in constant or packed.packed > MAX_PACKED_RATIO * prod(vectors.shape):
         return plan
     return replace(packed, tile=replace(tile, slots_outside=False)) if packed.is_far else packed
+
+
+def _is_read_sparsely(form: SumOfProducts, tile: RegisterTile, copy: OperandLayout) -> bool:
+    """Whether tiles often read elements that are in *copy*, and none between them."""
+    sizes = {form.traversals[-1]: tile.lanes * tile.vectors, tile.row: tile.rows}
+    readers = (x for x in form.traversals if x not in form.moves(1 - tile.vector))
+    times = prod(-(-x.extent // sizes.get(x, 1)) for x in readers)
+    return times >= MIN_SPARSE_READS and any(axis.modulus > 1 for axis in copy.axes)
 
 
 @dataclass(frozen=True)
@@ -400,11 +413,11 @@ class _Writer:
                 shared = shared and a.extent == 1
                 first, end = box[a.dim]
                 at = at + x * stride
-                start = start + (x + (a.lo - first)) * prod(shape[a.dim + 1 :])
-                tests += [x >= first - a.lo] if a.lo < first else []
-                tests += [x < end - a.lo] if a.lo + a.extent > end else []
-            low = next((stride for a, stride in outer if not a.high), 0)
-            for q in range(axis.modulus):
+                start = start + (x * a.modulus + (a.lo - first)) * prod(shape[a.dim + 1 :])
+                tests += [x * a.modulus >= first - a.lo] if a.lo < first else []
+                tests += [x * a.modulus < end - a.lo] if a.lo + (a.extent - 1) * a.modulus >= end else []
+            low, remainders = next(((stride, a.extent) for a, stride in outer if not a.high), (0, 1))
+            for q in range(remainders):
                 # Positions m·i + q, counted from the start of what is read, that lie in the box.
                 begin = min(axis.extent, max(0, -((axis.lo + q - lo) // axis.modulus)))
                 end = max(begin, min(axis.extent, -((axis.lo + q - hi) // axis.modulus)))
