@@ -456,6 +456,34 @@ def product_cycles(tile: VectorTile, rows: int, vectors: int, depth: int, machin
     return vectors / tile.vectors * (rows // tile.rows * one(tile.rows) + one(rows % tile.rows))
 
 
+def sum_blocks(stage: BlockStage, product: StageProduct, tile: VectorTile, machine: Machine) -> int:
+    """Return in how many blocks of the outermost loop of the sum the tiles of *product* are computed.
+
+    More than one if the columns that tiles share exceed half of the first-level cache, and tiles have so few rows that
+    fetching them again takes more than half the time of the arithmetic.
+    """
+    outermost, line = stage.sums[0], 4 * tile.width
+    least = -(-line * sum_length(stage) // (machine.l1 // 2))
+    is_bound_by_loads = 2 * line / machine.l2_bytes >= tile.sums / machine.fma_per_cycle
+    if least <= 1 or product.count <= tile.rows or not is_bound_by_loads:
+        return 1
+    return next((n for n in range(least, 2 * least + 1) if outermost.extent % n == 0), 1)
+
+
+def panel_width(stage: BlockStage, right: Access, tile: VectorTile) -> int | None:
+    """Return the width of the panels that hold the columns of *tile*, or None if they are not consecutive in memory."""
+    steps = address_steps(right.index[0], stage.sums[-1])
+    width = next(iter(steps))
+    if len(steps) != 1 or not width or width < 0 or tile.width % width:
+        return None
+    expected = width
+    for y in reversed(stage.sums):
+        if address_steps(right.index[0], y) != {expected}:
+            return None
+        expected *= y.extent
+    return width
+
+
 def sum_length(stage: BlockStage) -> int:
     """Return the number of products in a sum of *stage*."""
     return prod(y.extent for y in stage.sums)
