@@ -399,6 +399,12 @@ def match_transpose(stage: BlockStage, lanes: int) -> TileTranspose | None:
     return None if side is None else TileTranspose(turned, x, side)
 
 
+def far_vectors(stage: BlockStage, turn: TileTranspose) -> list[Access]:
+    """Return what *stage* reads from inputs along its last traversal, next to what is transposed."""
+    others = (a for a in stage.reads if a not in turn.reads and not is_stage_result(a))
+    return [a for a in others if address_steps(a, stage.last) == {1}]
+
+
 MIN_PAIRED_ITERATIONS = 8
 """Iterations of the innermost sum from which on narrower vectors are paired.
 
@@ -732,6 +738,9 @@ def _chain_cycles(chain: Chain, cuts: tuple[Cut, ...], threads: int, machine: Ma
 TRANSPOSED_VECTOR_CYCLES = 6
 """Cycles of a vector that is transposed from, or to, rows of other memory."""
 
+FAR_VECTOR_CYCLES = 4
+"""Cycles of a vector that a transposed stage reads from an input as well, such as the one of a residual sum."""
+
 SINGLE_ELEMENT_CYCLES = 3
 """Cycles of an element that is computed without vectors."""
 
@@ -740,8 +749,11 @@ def element_cycles(stage: BlockStage, machine: Machine) -> float:
     """Return the cycles of an element of a *stage* that is no product."""
     if is_vector_sum(stage, machine.lanes):
         return max(2, sum_length(stage)) / machine.lanes
-    if match_transpose(stage, machine.lanes) is not None:
-        return TRANSPOSED_VECTOR_CYCLES / machine.lanes
+    if (turn := match_transpose(stage, machine.lanes)) is not None:
+        # The last tiles overlap their predecessors.
+        tiles, last, across = turn.side, stage.last.extent, turn.across.extent
+        vectors = -(-last // tiles) * -(-across // tiles) * tiles
+        return vectors * (TRANSPOSED_VECTOR_CYCLES + FAR_VECTOR_CYCLES * len(far_vectors(stage, turn))) / (last * across)
     last = next((x for x in reversed(stage.traversals) if x.extent > 1), stage.last)
     parts = (stage.place, *(i for a in stage.reads for i in a.index))
     steps = frozenset[int | None]().union(*(address_steps(part, last) for part in parts))

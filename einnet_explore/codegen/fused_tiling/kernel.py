@@ -36,6 +36,7 @@ from einnet_explore.codegen.fused_tiling.block_sizes import (
     block_stages,
     collapse_loops,
     exceeds_cache,
+    far_vectors,
     is_stage_result,
     is_vector_sum,
     match_product,
@@ -214,6 +215,9 @@ def write_transposed(writer: BlockWriter, stage: BlockStage, turn: TileTranspose
             at = writer.at(stage.place, here)
             if stage.memory == RESULT_MEMORY:
                 T.evaluate(prefetch_line(writer.memory[stage.memory], at + PREFETCHED_ELEMENTS, written=True))
+                for read in far_vectors(stage, turn):
+                    place = writer.at(read.index[0], here)
+                    T.evaluate(prefetch_line(writer.memory[tensor_name(read.source)], place + PREFETCHED_ELEMENTS))
             if len(turn.reads) == 1 and stage.body == turn.reads[0]:
                 store_vector(writer.memory[stage.memory], columns[turn.reads[0]][j], at, side)
                 continue
