@@ -21,7 +21,7 @@ C_KERNEL_VERSION = 12
 SCHEDULE_VERSION = 43
 """Kernels that TVM compiles: stages as written, rows, one-pass softmax, chains in blocks."""
 
-TILED_KERNEL_VERSION = 13
+TILED_KERNEL_VERSION = 14
 """Tiled contractions."""
 
 INTEGER_PRODUCT_VERSION = 10

@@ -751,9 +751,9 @@ def element_cycles(stage: BlockStage, machine: Machine) -> float:
         return max(2, sum_length(stage)) / machine.lanes
     if (turn := match_transpose(stage, machine.lanes)) is not None:
         # The last tiles overlap their predecessors.
-        tiles, last, across = turn.side, stage.last.extent, turn.across.extent
-        vectors = -(-last // tiles) * -(-across // tiles) * tiles
-        return vectors * (TRANSPOSED_VECTOR_CYCLES + FAR_VECTOR_CYCLES * len(far_vectors(stage, turn))) / (last * across)
+        vectors = prod(-(-x.extent // turn.side) for x in (stage.last, turn.across)) * turn.side
+        each = TRANSPOSED_VECTOR_CYCLES + FAR_VECTOR_CYCLES * len(far_vectors(stage, turn))
+        return vectors * each / (stage.last.extent * turn.across.extent)
     last = next((x for x in reversed(stage.traversals) if x.extent > 1), stage.last)
     parts = (stage.place, *(i for a in stage.reads for i in a.index))
     steps = frozenset[int | None]().union(*(address_steps(part, last) for part in parts))
