@@ -99,16 +99,28 @@ def in_blocks(program: Program, m: int = 2) -> Derivation:
     return found
 
 
-def run(scope: Scope, cuts: tuple[Cut, ...], arrays: dict[str, npt.NDArray[Any]], threads: int = 1) -> Any:
-    """Run the kernel that is cut by *cuts*."""
-    return run_parts(scope, (ChainPart(find_chain(scope), cuts),), arrays, threads)
+def run(
+    scope: Scope,
+    cuts: tuple[Cut, ...],
+    arrays: dict[str, npt.NDArray[Any]],
+    threads: int = 1,
+    machine: Machine = HERE,
+) -> Any:
+    """Run the kernel that is cut by *cuts*, made for *machine*."""
+    return run_parts(scope, (ChainPart(find_chain(scope), cuts),), arrays, threads, machine)
 
 
-def run_parts(scope: Scope, parts: tuple[ChainPart, ...], arrays: dict[str, npt.NDArray[Any]], threads: int) -> Any:
-    """Run the kernel of *parts*."""
+def run_parts(
+    scope: Scope,
+    parts: tuple[ChainPart, ...],
+    arrays: dict[str, npt.NDArray[Any]],
+    threads: int,
+    machine: Machine = HERE,
+) -> Any:
+    """Run the kernel of *parts*, made for *machine*."""
     names = tuple(dict.fromkeys(t.name for t in tensors(scope)))
     sizes = {name: arrays[name].size for name in names}
-    made = kernel.chain_function(parts, sizes, threads, HERE)
+    made = kernel.chain_function(parts, sizes, threads, machine)
     call = tvm.compile(tvm.IRModule({"main": made}), target=compiled._target(threads))["main"]
     compiled.use_threads(threads)
     out = aligned_empty(scope.shape)

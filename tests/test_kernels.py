@@ -199,6 +199,29 @@ def test_kernels_with_a_packed_operand_are_exact(name: str, operand: int) -> Non
     np.testing.assert_array_equal(out, evaluate(scope, arrays))
 
 
+@pytest.mark.parametrize(("f", "c"), [(96, 128), (60, 5), (512, 40)])
+@pytest.mark.parametrize("read", ["R[f, p]", "R[p]"])
+def test_residuals_are_prefetched_while_sums_are_computed(f: int, c: int, read: str) -> None:
+    """Each step prefetches its share of the rows of a tile: all of them together, one step or several for each row."""
+    shape = f"{f}, 160" if read == "R[f, p]" else "160"
+    total = f"{{[f:{f}, p:160] sum[c:{c}] K[f, c] * X[c, p]}}[f, p]"
+    text = f"tensor X[{c}, 160]\ntensor K[{f}, {c}] weight\ntensor R[{shape}]\nY[f:{f}, p:160] = relu({total} + {read})"
+    scope = scope_of(text)
+    made = tiled_contraction(scope, {"K"}, 1)
+    assert made is not None
+    tile, plan = made.plan.tile, made.plan
+    steps = prod(y.extent for y in plan.sums)
+    lines = -(-tile.rows * tile.slots // steps) * tile.vectors
+    script = made.text
+    assert [source.name for source, _ in plan.far_sides] == ["R"] * (read == "R[f, p]")
+    packed = -(-plan.prefetch_stride // 16)
+    assert script.count("prefetch") == packed + lines * len(plan.far_sides)
+    arrays, out = arrays_of(scope), aligned_empty(scope.shape)
+    out[...] = np.nan
+    made.bind(arrays, out)()
+    np.testing.assert_array_equal(out, evaluate(scope, arrays))
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     "text",

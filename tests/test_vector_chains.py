@@ -11,6 +11,7 @@ from onnx_building import build, node
 import einnet_explore as ee
 from einnet_explore.analysis.fused_chain import find_chain
 from einnet_explore.codegen.fused_tiling.block_sizes import (
+    FAR_VECTOR_CYCLES,
     SINGLE_ELEMENT_CYCLES,
     TRANSPOSED_VECTOR_CYCLES,
     ChainPart,
@@ -21,12 +22,15 @@ from einnet_explore.codegen.fused_tiling.block_sizes import (
     is_vector_sum,
     match_product,
     match_transpose,
+    panel_width,
     product_cycles,
     product_tile,
+    sum_blocks,
     tileable_chain,
 )
 from einnet_explore.codegen.fused_tiling.kernel import chain_function, operand_bytes
 from einnet_explore.codegen.register_tiles import Machine
+from einnet_explore.codegen.tvm.emission import VectorTile
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program, Scope, tensors
@@ -445,3 +449,78 @@ def test_a_chain_with_hard_swish_as_exporters_write_it_is_proved() -> None:
         assert believed(step.before, step.after), step.match.to_json()
     merged = [step for step in found.steps if step.match.rule.name == "traversal_merging"]
     assert any("0.16666666666666666 * 0.49459" in ee.text(step.after) for step in merged)
+
+
+POINTWISE = """
+tensor X[{c}, {p}]
+tensor K[{c}, {f}] weight
+tensor R[{f}, {p}]
+Y[f:{f}, p:{p}] = relu({{[p:{p}, f:{f}] sum[c:{c}] X[c, p] * K[c, f]}}[p, f] + R[f, p])
+"""
+PANELS = POINTWISE.replace("K[{c}, {f}]", "K[{panels}, {c}, 32]").replace("K[c, f]", "K[f // 32, c, f % 32]")
+
+
+def small_caches(bytes_of_l1: int) -> Machine:
+    """This machine with caches so small that a few kilobytes of weights exceed them."""
+    return replace(HERE, l1=bytes_of_l1, l2=4 * bytes_of_l1, l2_bytes=8)
+
+
+@pytest.mark.parametrize(
+    ("c", "points", "weights"),
+    [(64, 24, POINTWISE), (64, 24, PANELS), (51, 21, PANELS), (47, 24, PANELS), (64, 7, PANELS)],
+)
+def test_long_sums_in_blocks_have_the_same_bits(c: int, points: int, weights: str) -> None:
+    """The terms of the sum are added in the same order.  47 terms, and one tile of rows, are no blocks."""
+    program = ee.parse(weights.format(c=c, p=points, f=64, panels=2))
+    scope = program.equations[0].scope
+    rng = np.random.default_rng(0)
+    arrays = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in program.inputs}
+    chain, few = find_chain(scope), small_caches(4096)
+    (stage, *_) = block_stages(chain, (), lambda t: t.name, 1)
+    product = match_product(stage, HERE.lanes)
+    assert product is not None
+    blocks = [sum_blocks(stage, product, product_tile(stage, product, m), m) for m in (few, HERE)]
+    assert blocks[1] == 1 and (blocks[0] > 1) == (c != 47 and points > product_tile(stage, product, few).rows)
+    assert c % blocks[0] == 0
+    got = [run(scope, (), arrays, machine=machine) for machine in (few, HERE)]
+    np.testing.assert_array_equal(*got)
+    columns = np.moveaxis(arrays["K"].reshape(-1, c, 64 if weights == POINTWISE else 32), 1, 0).reshape(c, 64)
+    want = np.maximum(columns.T @ arrays["X"] + arrays["R"], 0)
+    np.testing.assert_allclose(got[0].reshape(64, points), want, rtol=1e-4, atol=1e-4)
+
+
+def test_all_tiles_of_rows_prefetch_the_next_columns_evenly() -> None:
+    """Panels of 32 columns for tiles of 32 are consecutive in memory: each tile of rows prefetches its share."""
+    of_rows, of_panels = (
+        ee.parse(text.format(c=64, p=21, f=64, panels=2)).equations[0].scope for text in (POINTWISE, PANELS)
+    )
+    found = []
+    for scope in (of_rows, of_panels):
+        (stage, *_) = block_stages(find_chain(scope), (), lambda t: t.name, 1)
+        product = match_product(stage, 16)
+        assert product is not None
+        found.append([panel_width(stage, product.right, VectorTile(7, v, 16)) for v in (1, 2, 4)])
+    assert found == [[None, None, 64], [None, 32, 32]]
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_the_cost_of_a_transposition_counts_its_tiles(residual: bool) -> None:
+    """A row of 14 elements takes two tiles of 8, and one of 16 one tile: as many cycles for each vector."""
+    text = POINTWISE if residual else POINTWISE.replace(" + R[f, p]", "").replace("tensor R[{f}, {p}]\n", "")
+    machine = Machine()
+    each = TRANSPOSED_VECTOR_CYCLES + residual * FAR_VECTOR_CYCLES
+    for points, vectors in ((14, 2), (16, 1), (28, 2), (49, 4)):
+        scope = ee.parse(text.format(c=8, p=points, f=32)).equations[0].scope
+        last = block_stages(find_chain(scope), (), lambda t: t.name, 1)[-1]
+        assert match_transpose(last, machine.lanes) is not None
+        assert element_cycles(last, machine) == pytest.approx(vectors * each / points)
+
+
+def test_residuals_are_prefetched_where_results_are_transposed() -> None:
+    plain = POINTWISE.replace(" + R[f, p]", "").replace("tensor R[{f}, {p}]\n", "")
+    counts = []
+    for text in (plain, POINTWISE):
+        scope = ee.parse(text.format(c=8, p=16, f=32)).equations[0].scope
+        sizes = {t.name: prod(t.shape) for t in tensors(scope)}
+        counts.append(chain_function((ChainPart(find_chain(scope)),), sizes, 1, HERE).script().count("prefetch"))
+    assert counts[1] - counts[0] == min(16, HERE.lanes)

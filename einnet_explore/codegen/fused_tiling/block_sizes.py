@@ -399,6 +399,12 @@ def match_transpose(stage: BlockStage, lanes: int) -> TileTranspose | None:
     return None if side is None else TileTranspose(turned, x, side)
 
 
+def far_vectors(stage: BlockStage, turn: TileTranspose) -> list[Access]:
+    """Return what *stage* reads from inputs along its last traversal, next to what is transposed."""
+    others = (a for a in stage.reads if a not in turn.reads and not is_stage_result(a))
+    return [a for a in others if address_steps(a, stage.last) == {1}]
+
+
 MIN_PAIRED_ITERATIONS = 8
 """Iterations of the innermost sum from which on narrower vectors are paired.
 
@@ -454,6 +460,34 @@ def product_cycles(tile: VectorTile, rows: int, vectors: int, depth: int, machin
         return max(work, LOAD_COST * loads, LOAD_COST * columns, machine.latency) if r else 0
 
     return vectors / tile.vectors * (rows // tile.rows * one(tile.rows) + one(rows % tile.rows))
+
+
+def sum_blocks(stage: BlockStage, product: StageProduct, tile: VectorTile, machine: Machine) -> int:
+    """Return in how many blocks of the outermost loop of the sum the tiles of *product* are computed.
+
+    More than one if the columns that tiles share exceed half of the first-level cache, and tiles have so few rows that
+    fetching them again takes more than half the time of the arithmetic.
+    """
+    outermost, line = stage.sums[0], 4 * tile.width
+    least = -(-line * sum_length(stage) // (machine.l1 // 2))
+    is_bound_by_loads = 2 * line / machine.l2_bytes >= tile.sums / machine.fma_per_cycle
+    if least <= 1 or product.count <= tile.rows or not is_bound_by_loads:
+        return 1
+    return next((n for n in range(least, 2 * least + 1) if outermost.extent % n == 0), 1)
+
+
+def panel_width(stage: BlockStage, right: Access, tile: VectorTile) -> int | None:
+    """Return the width of the panels that hold the columns of *tile*, or None if they are not consecutive in memory."""
+    steps = address_steps(right.index[0], stage.sums[-1])
+    width = next(iter(steps))
+    if len(steps) != 1 or not width or width < 0 or tile.width % width:
+        return None
+    expected = width
+    for y in reversed(stage.sums):
+        if address_steps(right.index[0], y) != {expected}:
+            return None
+        expected *= y.extent
+    return width
 
 
 def sum_length(stage: BlockStage) -> int:
@@ -704,6 +738,9 @@ def _chain_cycles(chain: Chain, cuts: tuple[Cut, ...], threads: int, machine: Ma
 TRANSPOSED_VECTOR_CYCLES = 6
 """Cycles of a vector that is transposed from, or to, rows of other memory."""
 
+FAR_VECTOR_CYCLES = 4
+"""Cycles of a vector that a transposed stage reads from an input as well, such as the one of a residual sum."""
+
 SINGLE_ELEMENT_CYCLES = 3
 """Cycles of an element that is computed without vectors."""
 
@@ -712,8 +749,11 @@ def element_cycles(stage: BlockStage, machine: Machine) -> float:
     """Return the cycles of an element of a *stage* that is no product."""
     if is_vector_sum(stage, machine.lanes):
         return max(2, sum_length(stage)) / machine.lanes
-    if match_transpose(stage, machine.lanes) is not None:
-        return TRANSPOSED_VECTOR_CYCLES / machine.lanes
+    if (turn := match_transpose(stage, machine.lanes)) is not None:
+        # The last tiles overlap their predecessors.
+        vectors = prod(-(-x.extent // turn.side) for x in (stage.last, turn.across)) * turn.side
+        each = TRANSPOSED_VECTOR_CYCLES + FAR_VECTOR_CYCLES * len(far_vectors(stage, turn))
+        return vectors * each / (stage.last.extent * turn.across.extent)
     last = next((x for x in reversed(stage.traversals) if x.extent > 1), stage.last)
     parts = (stage.place, *(i for a in stage.reads for i in a.index))
     steps = frozenset[int | None]().union(*(address_steps(part, last) for part in parts))

@@ -36,11 +36,14 @@ from einnet_explore.codegen.fused_tiling.block_sizes import (
     block_stages,
     collapse_loops,
     exceeds_cache,
+    far_vectors,
     is_stage_result,
     is_vector_sum,
     match_product,
     match_transpose,
+    panel_width,
     product_tile,
+    sum_blocks,
 )
 from einnet_explore.codegen.language.dialects import transpose_rows
 from einnet_explore.codegen.language.lowering import mixed_radix_split, tensor_name
@@ -85,7 +88,10 @@ from einnet_explore.support.lazy_modules import LazyModule
 tirx, T = LazyModule("tvm.tirx"), LazyModule("tvm.tirx.script.builder.ir")
 
 
-PREFETCHED_ELEMENTS = 64
+LINE_ELEMENTS = 16
+"""Elements of a line of the caches."""
+
+PREFETCHED_ELEMENTS = 4 * LINE_ELEMENTS
 """Elements by which rows of an input that are read together, or of the result, are prefetched: four lines.
 
 Processors recognise a few of such streams, not one for each channel.
@@ -209,6 +215,9 @@ def write_transposed(writer: BlockWriter, stage: BlockStage, turn: TileTranspose
             at = writer.at(stage.place, here)
             if stage.memory == RESULT_MEMORY:
                 T.evaluate(prefetch_line(writer.memory[stage.memory], at + PREFETCHED_ELEMENTS, written=True))
+                for read in far_vectors(stage, turn):
+                    place = writer.at(read.index[0], here)
+                    T.evaluate(prefetch_line(writer.memory[tensor_name(read.source)], place + PREFETCHED_ELEMENTS))
             if len(turn.reads) == 1 and stage.body == turn.reads[0]:
                 store_vector(writer.memory[stage.memory], columns[turn.reads[0]][j], at, side)
                 continue
@@ -239,59 +248,64 @@ def _transposed_tile(
 def write_product(writer: BlockWriter, stage: BlockStage, product: StageProduct) -> None:
     """Write all tiles, with columns outside rows: the data of columns stay in the first-level cache.
 
-    Columns from beyond the caches are prefetched one tile of columns ahead, spread over the tiles of rows, so that
-    memory is busy all the time.  So are rows of an input if the terms of a sum are far apart in it.
+    If they exceed it, the outermost loop of the sum is divided into blocks, and all tiles of rows compute one block
+    before the next.  Partial sums stay in a buffer, so that the order of additions does not change.
+
+    Columns from beyond the caches are prefetched one block, or one tile of columns, ahead, spread over the tiles of
+    rows, so that memory is busy all the time.  So are rows of an input if the terms of a sum are far apart in it.
     """
     tile = product_tile(stage, product, writer.machine)
     others = tuple(x for x in product.columns if x != stage.last)
     across = Iterator("@across", 0, stage.last.extent // tile.width)
     whole, rest = divmod(product.count, tile.rows)
-    ahead = -(-tile.vectors // max(1, whole)) if exceeds_cache(stage, product, writer.machine) else 0
+    blocks = sum_blocks(stage, product, tile, writer.machine)
+    kept = T.alloc_buffer((product.count * tile.width,)) if blocks > 1 else None
     with ExitStack() as inside:
-        write = _ProductTiles(
-            writer,
-            stage,
-            product,
-            writer.loops((*product.batch, *others, across), stage.guards, inside, stage.slide),
-            across,
-        ).write
+        env = writer.loops((*product.batch, *others, across), stage.guards, inside, stage.slide)
+        block = inside.enter_context(T.serial(blocks)) if blocks > 1 else tirx.const(0, "int32")
+        write = _ProductTiles(writer, stage, product, env, across, blocks, block, kept).write
+        readers = whole or 1
         if whole:
             with T.serial(whole) as down:
-                asked = [tirx.min(down * ahead + v, tile.vectors - 1) for v in range(ahead)]
-                write(tile, down * tile.rows, asked)
+                write(tile, down * tile.rows, down, readers)
         if rest:
-            asked = [] if whole else [tirx.const(v, "int32") for v in range(ahead)]
-            write(replace(tile, rows=rest), whole * tile.rows, asked)
+            write(replace(tile, rows=rest), whole * tile.rows, None if whole else tirx.const(0, "int32"), readers)
 
 
 @dataclass(frozen=True, slots=True)
 class _ProductTiles:
-    """The tiles of *product*, inside loops whose iterators have the values *env*; *across* numbers tiles of columns."""
+    """The tiles of *product*, inside loops whose iterators have the values *env*; *across* numbers tiles of columns.
+
+    They sum one of *blocks* of the outermost loop of the sum, the one of number *block*.
+    """
 
     writer: BlockWriter
     stage: BlockStage
     product: StageProduct
     env: dict[Iterator, TvmObject]
     across: Iterator
+    blocks: int
+    block: TvmObject
+    kept: TvmObject | None
+    """Partial sums of all tiles with the same columns."""
 
-    def write(self, tile: VectorTile, first: TvmObject, asked: Sequence[TvmObject]) -> None:
-        """Write the *tile* whose first row is *first*; vectors *asked* of the next tile of columns are prefetched."""
+    def write(self, tile: VectorTile, first: TvmObject, number: TvmObject | None, readers: int) -> None:
+        """Write the *tile* whose first row is *first*.
+
+        It has the *number*, or none, among *readers* of the same columns, which prefetch the next ones together.
+        """
         writer, left, right = self.writer, self.product.left, self.product.right
         begin = Iterator("@first", 0, self.product.count)
-        here, sums = {**self.env, begin: first}, dict[Iterator, TvmObject]()
+        here = {**self.env, begin: first}
+        outermost, *inner = self.stage.sums
+        length = outermost.extent // self.blocks
+        loops = (replace(outermost, hi=outermost.lo + length), *inner)
+        sums, widths = dict[Iterator, TvmObject](), dict(tile.columns)
         a, b = (writer.memory[tensor_name(access.source)] for access in (left, right))
-        vector = Iterator("@vector", 0, tile.vectors)
-        next_vector = right.index[0].substitute(
-            lambda y: (
-                as_index(self.across) * tile.width + as_index(vector) * self.writer.machine.lanes
-                if y == self.stage.last
-                else y
-            )
-        )
         is_left_strided = not is_stage_result(left) and address_steps(left.index[0], self.stage.sums[-1]) != {1}
 
-        def at(index: Index, row: int, x: int, env: dict[Iterator, TvmObject]) -> TvmObject:
-            return writer.at(index.substitute(lambda y: place(row, x).get(y, y)), {**here, **env})
+        def at(index: Index, row: int, x: int) -> TvmObject:
+            return writer.at(index.substitute(lambda y: place(row, x).get(y, y)), {**here, **sums})
 
         @lru_cache(None)
         def place(row: int, x: int) -> Mapping[Iterator, IndexLike]:
@@ -301,33 +315,91 @@ class _ProductTiles:
 
         def loop(body: Callable[[TvmObject], None]) -> None:
             with ExitStack() as inside:
-                sums.update(writer.loops(self.stage.sums, {}, inside))
-                following = {**sums, self.across: here[self.across] + 1}
+                env = writer.loops(loops, {}, inside)
+                step = _position(loops, env)
+                sums.update(zip(self.stage.sums, env.values(), strict=True))
+                sums[outermost] = sums[outermost] + self.block * length
                 if is_left_strided:
-                    T.evaluate(prefetch_line(a, at(left.index[0], 0, 0, sums) + PREFETCHED_ELEMENTS))
-                for number in asked:
-                    T.evaluate(prefetch_line(b, at(next_vector, 0, 0, {**following, vector: number})))
+                    T.evaluate(prefetch_line(a, at(left.index[0], 0, 0) + PREFETCHED_ELEMENTS))
+                if number is not None:
+                    self._prefetch(tile, number, step, sums, readers)
                 body(None)
 
-        widths = dict(tile.columns)
+        def partial_sums(row: int, x: int) -> TvmObject:
+            before = load_vector(self.kept, (first + row) * tile.width + x, widths[x])
+            return tirx.Select(self.block == 0, tirx.Broadcast(tvm_constant(0), widths[x]), before)
+
         totals = multiply_tile(
             tile,
             loop,
-            lambda row, _: a[at(left.index[0], row, 0, sums)],
-            lambda _, x: load_vector(b, at(right.index[0], 0, x, sums), widths[x]),
+            lambda row, _: a[at(left.index[0], row, 0)],
+            lambda _, x: load_vector(b, at(right.index[0], 0, x), widths[x]),
+            None if self.kept is None else partial_sums,
         )
-        memory = writer.memory[self.stage.memory]
-        epilogue = self.stage.epilogue
-        if epilogue is None:
-            store_tile(tile, totals, memory, lambda row, x: at(self.stage.place, row, x, {}))
+
+        def store() -> None:
+            epilogue, memory = self.stage.epilogue, writer.memory[self.stage.memory]
+            if epilogue is None:
+                store_tile(tile, totals, memory, lambda row, x: at(self.stage.place, row, x))
+                return
+            for row, total in enumerate(totals):
+                for x, lanes in tile.columns:
+                    to, lane_of = place(row, x), lane_iterator(lanes)
+                    moved = substitute(epilogue, {**to, self.stage.last: to[self.stage.last] + lane_of})
+                    with T.vectorized(lanes) as lane:
+                        value = writer.value(moved, {**here, lane_of: lane}, {STAGE_SUM: total[x + lane]})
+                        T.buffer_store(memory, value, [at(self.stage.place, row, x) + lane])
+
+        if self.kept is None:
+            store()
             return
-        for row, total in enumerate(totals):
-            for x, lanes in tile.columns:
-                to, lane_of = place(row, x), lane_iterator(lanes)
-                moved = substitute(epilogue, {**to, self.stage.last: to[self.stage.last] + lane_of})
-                with T.vectorized(lanes) as lane:
-                    value = writer.value(moved, {**here, lane_of: lane}, {STAGE_SUM: total[x + lane]})
-                    T.buffer_store(memory, value, [at(self.stage.place, row, x, {}) + lane])
+        with T.If(self.block == self.blocks - 1):
+            with T.Then():
+                store()
+            with T.Else():
+                store_tile(tile, totals, self.kept, lambda row, x: (first + row) * tile.width + x)
+
+    def _prefetch(self, tile: VectorTile, number: TvmObject, step: TvmObject, sums: Environment, readers: int) -> None:
+        """Prefetch in *step*, of *sums*, of tile *number* a share of what the next block, or next columns, read."""
+        machine, stage, right = self.writer.machine, self.stage, self.product.right
+        if not exceeds_cache(stage, self.product, machine):
+            return
+        memory, outermost = self.writer.memory[tensor_name(right.source)], stage.sums[0]
+        length = outermost.extent // self.blocks
+        following = self.block + 1
+        columns = self.env[self.across] + tirx.truncdiv(following, self.blocks)
+        start = tirx.truncmod(following, self.blocks) * length + outermost.lo
+        vector = Iterator("@vector", 0, tile.vectors)
+        index = right.index[0].substitute(
+            lambda y: as_index(self.across) * tile.width + as_index(vector) * machine.lanes if y == stage.last else y
+        )
+
+        def line(env: Environment, first: TvmObject) -> TvmObject:
+            return self.writer.at(index, {**self.env, **env, self.across: columns, vector: first})
+
+        width = panel_width(stage, right, tile)
+        if width is None:
+            share = -(-tile.vectors // readers)
+            here = {**sums, outermost: sums[outermost] - self.block * length + start - outermost.lo}
+            for n in range(share):
+                first = tirx.min(number * share + n, tile.vectors - 1)
+                T.evaluate(prefetch_line(memory, line(here, first)))
+            return
+        begin = {y: tirx.const(y.lo, "int32") for y in stage.sums} | {outermost: start}
+        steps = length * prod(y.extent for y in stage.sums[1:])
+        stride = -(-width // readers)
+        for panel in range(0, tile.width, width):
+            at = line(begin, tirx.const(panel // machine.lanes, "int32")) + (number * steps + step) * stride
+            for n in range(0, stride, LINE_ELEMENTS):
+                T.evaluate(prefetch_line(memory, at + n))
+
+
+def _position(over: Sequence[Iterator], env: Environment) -> TvmObject:
+    """Return the number of the iteration of loops *over* in which their iterators have the values *env*."""
+    position: TvmObject = tirx.const(0, "int32")
+    for x in over:
+        position = position * x.extent + (env[x] - x.lo)
+    return position
 
 
 NEIGHBOURS = range(8, 3, -1)

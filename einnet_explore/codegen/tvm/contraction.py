@@ -41,6 +41,7 @@ from einnet_explore.codegen.tvm.emission import (
     store_vector,
     tvm_expression,
     tvm_function,
+    tvm_index,
 )
 from einnet_explore.ir import Index, Iterator, Scope, Table, Tensor, accesses
 from einnet_explore.support.lazy_modules import LazyModule
@@ -271,6 +272,21 @@ class ContractionPlan:
         """The tensors that the epilogue reads."""
         reads = [a.source for a in accesses(self.form.epilogue) if a.source != SUM_RESULT]
         return tuple({t.name: t for t in reads if isinstance(t, Tensor)}.values())
+
+    @cached_property
+    def far_sides(self) -> tuple[tuple[Tensor, tuple[Index, ...]], ...]:
+        """The large inputs of the epilogue that are read along the rows of the result; none with phases."""
+        form = self.form
+        if any(p > 1 for p in form.periods):
+            return ()
+        reads = dict.fromkeys((a.source, a.index) for a in accesses(form.epilogue) if a.source != SUM_RESULT)
+        return tuple(
+            (source, index)
+            for source, index in reads
+            if isinstance(source, Tensor)
+            and prod(source.shape) * ELEMENT_BYTES >= MIN_FAR_BYTES
+            and index[-1].coefficient(form.outside[-1]) == 1
+        )
 
     @property
     def is_far(self) -> bool:
@@ -509,6 +525,7 @@ class _Writer:
                 if partial_sums is not None:
                     start[plan.sums[0]] = partial_sums.block * extents[plan.sums[0]]
                 self._prefetch_packed(n, {**env, **start, **block}, block, extents, inner)
+                self._prefetch_sides(env, extents, inner)
                 self._multiply_add(n, {**env, **{y: start[y] + inner[y] for y in inner}}, block, sums)
         if partial_sums is None:
             self._write_sums(env, sums, phases)
@@ -550,6 +567,22 @@ class _Writer:
         memory = self.operands[packed != plan.tile.vector]
         for line in range(0, stride, CACHE_LINE_BYTES // ELEMENT_BYTES):
             T.evaluate(prefetch_line(memory, following + at + line, cache=2))
+
+    def _prefetch_sides(self, env: Environment, extents: Mapping[Iterator, int], step: Environment) -> None:
+        """Prefetch this *step*'s share of the lines that the tile's epilogue reads: they are far in a model."""
+        tile, form, steps = self.tile, self.plan.form, prod(extents.values())
+        lines = tile.rows * tile.slots
+        done = _row_major_position(list(step.values()), list(extents.values()))
+        for share in range(-(-lines // steps) if self.plan.far_sides else 0):
+            line = tirx.truncdiv(done * lines, steps) + share
+            moved = {tile.row: tirx.truncdiv(line, tile.slots), tile.slot: tirx.truncmod(line, tile.slots)}
+            for n in range(tile.vectors):
+                to = {**moved, self.last: vector_offsets(tile, self.last)[n]}
+                outside = [env[x] + to.get(x, 0) for x in form.traversals]
+                at = dict(zip(form.outside, outside, strict=True))
+                for source, index in self.plan.far_sides:
+                    place = _row_major_position([tvm_index(i, at) for i in index], source.shape)
+                    T.evaluate(prefetch_line(self.sides[source.name], place))
 
     def _multiply_add(self, n: int, env: Environment, block: Environment, sums: Mapping[TvmObject, TvmObject]) -> None:
         """Write the multiply-adds of one step of the sum."""
