@@ -30,7 +30,7 @@ INTEGER_PRODUCT_VERSION = 10
 TILE_CHOICE_VERSION = 5
 """Which tile ``best_tile`` chooses for a contraction."""
 
-SEARCH_VERSION = 25
+SEARCH_VERSION = 26
 """What a search finds, and how its candidates are tuned and selected."""
 
 

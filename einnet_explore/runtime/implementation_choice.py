@@ -297,16 +297,21 @@ class _Choice:
                 array[...] = _random_array(given[name])
 
 
-def constants_displacer(bound: BoundEquation) -> Call | None:
-    """Return a call that displaces the constants of *bound* from all caches, as other equations do between two calls.
+def constants_displacer(*bounds: BoundEquation) -> Call | None:
+    """Return a call that displaces the constants of *bounds* from all caches, as other equations do between two calls.
 
-    None if they are small: they may stay there.
+    It reads their other arrays last: those before have just written or read them.  None if the constants are small:
+    they may stay there.
     """
     machine = this_machine()
-    far = sum(a.nbytes for name, a in bound.operands.items() if name in bound.constants)
+    constants = {name for bound in bounds for name in bound.constants}
+    operands = {name: array for bound in bounds for name, array in bound.operands.items()}
+    far = sum(array.nbytes for name, array in operands.items() if name in constants)
     if far < machine.l2 // MIN_FAR_PART:
         return None
-    return measurement.displacing_read(min(machine.l3, MAX_DISPLACING_BYTES))
+    displace = measurement.displacing_read(min(machine.l3, MAX_DISPLACING_BYTES))
+    near = [bound.out for bound in bounds] + [array for name, array in operands.items() if name not in constants]
+    return lambda: [displace(), *(array.max(initial=0) for array in near)]
 
 
 def _time_ratio(best: Call, other: Call, out: Array, threads: int, displace: Call | None = None) -> float:
@@ -631,7 +636,7 @@ def _pair_times(
             call()
 
     engines = {fused: both.bind(made), UNFUSED_PAIR: run_unfused}
-    times = time_implementations(engines, threads, constants_displacer(first))
+    times = time_implementations(engines, threads, constants_displacer(first, second))
     if threads > 1:  # two sessions where a plan has one
         times[UNFUSED_PAIR] = max(times[UNFUSED_PAIR] - session_overhead(), times[UNFUSED_PAIR] / 8)
     return times
