@@ -297,21 +297,19 @@ class _Choice:
                 array[...] = _random_array(given[name])
 
 
-def constants_displacer(*bounds: BoundEquation) -> Call | None:
-    """Return a call that displaces the constants of *bounds* from all caches, as other equations do between two calls.
+def constants_displacer(bound: BoundEquation, *written: Array) -> Call | None:
+    """Return a call that displaces the constants of *bound* from all caches, as other equations do between two calls.
 
-    It reads their other arrays last: those before have just written or read them.  None if the constants are small:
-    they may stay there.
+    It reads the other arrays, and those *written* in place of ``bound.out``, last: equations before have just written
+    or read them.  None if the constants are small: they may stay there.
     """
     machine = this_machine()
-    constants = {name for bound in bounds for name in bound.constants}
-    operands = {name: array for bound in bounds for name, array in bound.operands.items()}
-    far = sum(array.nbytes for name, array in operands.items() if name in constants)
+    far = sum(a.nbytes for name, a in bound.operands.items() if name in bound.constants)
     if far < machine.l2 // MIN_FAR_PART:
         return None
     displace = measurement.displacing_read(min(machine.l3, MAX_DISPLACING_BYTES))
-    near = [bound.out for bound in bounds] + [array for name, array in operands.items() if name not in constants]
-    return lambda: [displace(), *(array.max(initial=0) for array in near)]
+    near = [a for name, a in bound.operands.items() if name not in bound.constants]
+    return lambda: [displace(), *(array.max(initial=0) for array in (bound.out, *written, *near))]
 
 
 def _time_ratio(best: Call, other: Call, out: Array, threads: int, displace: Call | None = None) -> float:
@@ -636,7 +634,8 @@ def _pair_times(
             call()
 
     engines = {fused: both.bind(made), UNFUSED_PAIR: run_unfused}
-    times = time_implementations(engines, threads, constants_displacer(first, second))
+    # What the epilogue reads besides the product, such as a residual, was written earlier: it stays displaced.
+    times = time_implementations(engines, threads, constants_displacer(first, second.out))
     if threads > 1:  # two sessions where a plan has one
         times[UNFUSED_PAIR] = max(times[UNFUSED_PAIR] - session_overhead(), times[UNFUSED_PAIR] / 8)
     return times
