@@ -18,7 +18,7 @@ from time import perf_counter
 
 from einnet_explore.analysis.counts import ELEMENT_BYTES, compute_bound
 from einnet_explore.codegen.register_tiles import this_machine
-from einnet_explore.cost import CPU_DEFAULT, CostModel
+from einnet_explore.cost import CostModel
 from einnet_explore.ir import Equation
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
@@ -554,10 +554,8 @@ class Optimiser:
         """The estimated seconds of each subprogram for each of its expressions that are searched.
 
         A chain in vectors, which is not searched, takes ``CHAIN_COST`` of the time, so it comes before its parts.
-        Originals are run by a library, whatever the layout of their operands.
         """
-        cost = CostModel(replace(CPU_DEFAULT, generated=CPU_DEFAULT.library))
-        programs = ((s.nodes, s.anonymous.program) for s in self.subprograms)
+        cost, programs = CostModel(), ((s.nodes, s.anonymous.program) for s in self.subprograms)
         return {
             nodes: cost.program_cost(of).seconds
             / (CHAIN_COST if is_chain_in_vectors(of) else max(1, len(compute_bound(of))))

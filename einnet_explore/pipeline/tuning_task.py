@@ -26,7 +26,7 @@ from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, OriginalOpener
 from einnet_explore.pipeline.vector_layouts import chain_in_vectors
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays
-from einnet_explore.runtime.implementation_choice import ProfileStore, clock_rate
+from einnet_explore.runtime.implementation_choice import ProfileStore, clock_rate, session_overhead
 from einnet_explore.runtime.measurement import (
     LONG_CALL_SECONDS,
     MAX_FIRST_RUN_RATIO,
@@ -606,7 +606,13 @@ class TuningTask:
             for name, run in {"original": original.run, **finalists.runners}.items()
         }
         read_others = displacing_read(self.displacing_bytes) if self.displacing_bytes else None
-        return finalists, _times(self.context.store, keys, calls, read_others)
+        times = _times(self.context.store, keys, calls, read_others)
+        # A plan is one session: the calls of others are not part of it.
+        overhead = session_overhead(self.displacing_bytes)
+        return finalists, {
+            name: seconds if isinstance(calls[name].run, BoundProgram) else max(seconds - overhead, seconds / 8)
+            for name, seconds in times.items()
+        }
 
     def _compile(self, forms: Sequence[_Form], original: OriginalRun, memory: MemoryWatch) -> _Finalists:
         """Compile *forms* in two rounds: those without an estimate and the first other one, then others with hope."""

@@ -364,9 +364,9 @@ def time_implementations(calls: Mapping[str, Call], threads: int, displace: Call
     return least
 
 
-@lru_cache(maxsize=1)
-def session_overhead() -> float:
-    """Seconds that a session takes to run a node that does nothing."""
+@lru_cache(maxsize=16)
+def session_overhead(displacing_bytes: int = 0) -> float:
+    """Seconds that a session takes to run a node that does nothing, after *displacing_bytes* of reads."""
     info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "nothing", info[:1], info[1:])
     model: onnx.ModelProto = helper.make_model(
@@ -374,7 +374,8 @@ def session_overhead() -> float:
     )
     session = onnx_session(model, 1)
     call = bind_session(session, {"x": np.zeros(1, np.float32)}, {"y": np.zeros(1, np.float32)})
-    return measurement.time_calls({"it": call}, rounds=5, min_seconds=0.01)["it"].low
+    displace = measurement.displacing_read(displacing_bytes) if displacing_bytes else None
+    return measurement.time_calls({"it": call}, rounds=5, min_seconds=0.01, displace=displace)["it"].low
 
 
 @lru_cache(maxsize=16)
