@@ -36,7 +36,6 @@ from einnet_explore.runtime.measurement import (
     settle_seconds,
     stop_after,
     time_calls,
-    time_samplers,
     times_faster,
 )
 from einnet_explore.runtime.profile_store import ProfileKey, profile_key
@@ -709,11 +708,8 @@ def _times(
         return known
     settle = settle_seconds(keys["original"].threads)
     enough = stop_after(5, 1.0)
-    samplers = {
-        name: partial(sample_seconds, call, displace=read_others and partial(call.recall_after, read_others))
-        for name, call in calls.items()
-    }
-    timings = time_samplers(samplers, rounds=9, min_seconds=0.05, settle=settle, enough=enough)
+    displace = read_others and {name: partial(call.recall_after, read_others) for name, call in calls.items()}
+    timings = time_calls(calls, rounds=9, min_seconds=0.05, settle=settle, enough=enough, displace=displace)
     base = timings["original"]
     measured = {name: base.low / times_faster(base, timing) for name, timing in timings.items()}
     for name, seconds in measured.items():
