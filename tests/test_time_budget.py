@@ -18,6 +18,7 @@ from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_order import ExpectedGains
 from einnet_explore.runtime import measurement
+from einnet_explore.runtime.program import BoundProgram, ExecutionContext
 from einnet_explore.support import limits
 from einnet_explore.syntax import parse
 
@@ -95,6 +96,12 @@ def test_a_run_is_timed_near_its_inputs_and_its_last_results() -> None:
     assert read == ["others", "input"] and run()["y"] is results[0]
     run.recall_after(lambda: read.append("others"))
     assert read[2:] == ["others", "result", "input"] and run()["y"] is results[1]
+    # A bound program also has results between, in the same memory as the last ones.
+    context = ExecutionContext({"x": np.zeros(3).view(Noted)}, {"y": np.zeros(1)}, (), np.zeros(2).view(Noted))
+    bound = tuning_task._RecalledRun(BoundProgram(context), {})
+    bound()
+    bound.recall_after(lambda: read.append("others"))
+    assert read[5:] == ["others", "result", "input"]
 
 
 def test_normalisations_and_attention_are_expected_to_gain_more_than_products() -> None:

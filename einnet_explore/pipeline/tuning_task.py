@@ -372,10 +372,12 @@ class _RecalledRun:
         return self.last
 
     def recall_after(self, read_others: Callable[[], object]) -> None:
-        """Call *read_others*, then read the last results and the inputs."""
+        """Call *read_others*, then read the last results, with those between in memory of its own, and the inputs."""
         read_others()
-        inputs = self.run.context.inputs if isinstance(self.run, BoundProgram) else self.feeds
-        for array in (*self.last.values(), *inputs.values()):
+        near = (*self.last.values(), *self.feeds.values())
+        if isinstance(self.run, BoundProgram):
+            near = (self.run.context.memory, *self.run.context.inputs.values())
+        for array in near:
             array.max(initial=0)
 
 

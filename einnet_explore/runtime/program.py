@@ -132,11 +132,15 @@ class ExecutionStep:
 
 @dataclass(frozen=True, eq=False)
 class ExecutionContext:
-    """Arrays, and the calls that compute the outputs from the inputs; used by one thread at a time."""
+    """Arrays, and the calls that compute the outputs from the inputs; used by one thread at a time.
+
+    *memory* has all that is computed, in bytes, unless a session has it.
+    """
 
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
     calls: Sequence[Callable[[], object]]
+    memory: Array = field(default_factory=lambda: np.empty(0, np.uint8))
 
     def execute(self) -> None:
         """Compute the outputs."""
@@ -221,7 +225,7 @@ class ContextPool:
                         calls.append(implementation.bind(arrays, arrays[step.name]))
                     except Exception as error:  # every engine has classes of its own for its failures
                         raise BackendError(f"equation {step.name}: {type(error).__name__}: {error}") from error
-        return ExecutionContext(inputs, {name: arrays[name] for name in self.outputs}, calls)
+        return ExecutionContext(inputs, {name: arrays[name] for name in self.outputs}, calls, memory)
 
     def _buffers(self) -> dict[str, Buffer]:
         """The live ranges: a view keeps its source alive, and outputs live to the end; inputs are not in the arena."""
