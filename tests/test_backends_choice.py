@@ -118,6 +118,39 @@ def test_large_constants_are_out_of_the_caches(columns: int, tmp_path: Path, mon
     assert after == {"one", "other"}
 
 
+class Watched(np.ndarray):
+    """An array that notes its *name* in *read* when it is read for its maximum."""
+
+    read: list[str]
+    name: str
+
+    def max(self, *_: object, **__: object) -> float:  # type: ignore[override]
+        self.read.append(self.name)
+        return 0
+
+
+def test_arrays_that_equations_before_have_written_are_read_after_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def watched(name: str, *shape: int) -> Watched:
+        array = aligned_empty(shape).view(Watched)
+        array.read, array.name = read, name
+        return array
+
+    scope = (
+        parse("tensor A[4]\ntensor B[1048576, 4] weight\nY[n:1048576] = sum[k:4] A[k] * B[n, k]").equations[-1].scope
+    )
+    arrays = {"A": watched("A", 4), "B": watched("B", 1 << 20, 4)}
+    bound = BoundEquation(Equation("Y", scope), arrays, watched("Y", 1 << 20), constants={"B": arrays["B"]})
+    monkeypatch.setattr(
+        implementation_choice.measurement, "displacing_read", lambda _: lambda: read.append("other memory")
+    )
+    displace = implementation_choice.constants_displacer(bound, watched("Z", 4))
+    assert displace is not None
+    displace()
+    assert read == ["other memory", "Y", "Z", "A"]
+
+
 def test_another_version_of_the_c_kernel_is_compared_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass
     class Zeros(Fake):

@@ -13,7 +13,7 @@ from einnet_explore.ir import EOPERATOR, VIEW, Equation, Instance, Program, tens
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator
 from einnet_explore.runtime import onnx_fragment
-from einnet_explore.runtime.program import CompiledProgram, compile_program, set_blas_threads
+from einnet_explore.runtime.program import BoundProgram, CompiledProgram, compile_program, set_blas_threads
 from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
 
@@ -251,3 +251,24 @@ def test_views_of_inputs_may_be_outputs() -> None:
 
 def test_blas_threads_can_be_set() -> None:
     assert set_blas_threads(1) in (True, False)
+
+
+def test_bound_program_reads_and_writes_arrays_of_its_own_in_place() -> None:
+    compiled = compile_program(parse("tensor A[3, 4]\nY[i:3, j:4] = exp(A[i, j])"))
+    given = np.arange(12, dtype=np.float32).reshape(3, 4) / 12
+    bound = compiled.bind({"A": given})
+    assert isinstance(bound, BoundProgram)
+    first = bound()["Y"]
+    np.testing.assert_array_equal(first, compiled.run({"A": given})["Y"])
+    assert first is not compiled.outputs["Y"]  # another context
+    bound.context.inputs["A"][...] = 0
+    assert bound()["Y"] is first and (first == 1).all()
+    assert (compiled({"A": given})["Y"] != 1).any()
+    with pytest.raises(BackendError, match="input A has shape \\[4, 3\\]"):
+        compiled.bind({"A": given.T})
+
+
+def test_bound_program_of_several_threads_has_the_values_of_a_run() -> None:
+    compiled = compile_program(whole(called("Matmul", CALLS["Matmul"])), threads=2)
+    given = {t.name: np.ones(t.shape, np.float32) for t in compiled.program.inputs}
+    np.testing.assert_array_equal(compiled.bind(given)()["Y"], compiled.run(given)["Y"])

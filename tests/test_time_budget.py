@@ -13,10 +13,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.onnx_import.load import load_model
+from einnet_explore.pipeline import tuning_task
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.tuning_context import Settings
+from einnet_explore.pipeline.tuning_order import ExpectedGains
 from einnet_explore.runtime import measurement
+from einnet_explore.runtime.program import BoundProgram, ExecutionContext
 from einnet_explore.support import limits
+from einnet_explore.syntax import parse
 
 
 def ticking(*times: float) -> Callable[[], float]:
@@ -75,6 +79,40 @@ def test_a_sample_may_displace_what_a_call_left_in_the_caches() -> None:
     made: list[str] = []
     measurement.sample_seconds(partial(made.append, "call"), 3, displace=partial(made.append, "displace"))
     assert made == ["call", *["displace", "call"] * 3]
+
+
+def test_a_run_is_timed_near_its_inputs_and_its_last_results() -> None:
+    read: list[str] = []
+
+    class Noted(np.ndarray):
+        def max(self, *_: object, **__: object) -> int:  # type: ignore[override]
+            read.append("result" if self.size == 2 else "input")
+            return 0
+
+    results = [np.zeros(2, np.float32).view(Noted) for _ in range(2)]
+    left = iter(results)
+    run = tuning_task._RecalledRun(lambda: {"y": next(left)}, {"x": np.zeros(3, np.float32).view(Noted)})
+    run.recall_after(lambda: read.append("others"))
+    assert read == ["others", "input"] and run()["y"] is results[0]
+    run.recall_after(lambda: read.append("others"))
+    assert read[2:] == ["others", "result", "input"] and run()["y"] is results[1]
+    # A bound program also has results between, in the same memory as the last ones.
+    context = ExecutionContext({"x": np.zeros(3).view(Noted)}, {"y": np.zeros(1)}, (), np.zeros(2).view(Noted))
+    bound = tuning_task._RecalledRun(BoundProgram(context), {})
+    bound()
+    bound.recall_after(lambda: read.append("others"))
+    assert read[5:] == ["others", "result", "input"]
+
+
+def test_normalisations_and_attention_are_expected_to_gain_more_than_products() -> None:
+    product = parse("tensor A[64, 64]\ntensor B[64, 64]\nY[m:64, n:64] = sum[k:64] A[m, k] * B[k, n]")
+    mean = parse("tensor A[64, 64]\nM[m:64] = sum[n:64] A[m, n]\nY[m:64, n:64] = A[m, n] - M[m]")
+    window = parse("tensor A[70, 64]\ntensor B[7, 64, 64]\nY[m:64, n:64] = sum[k:64, r:7] A[m + r, k] * B[r, k, n]")
+    gains = ExpectedGains()
+    assert gains.expected(product) < gains.expected(mean) < gains.expected(window)
+    assert gains.expected(product) == gains.expected(mean, True) == gains.expected(window, True)
+    gains.note(product, 0.9)
+    assert gains.expected(product) > gains.expected(window)
 
 
 def test_weights_that_others_read_displace_those_of_a_subprogram() -> None:

@@ -194,7 +194,7 @@ class Implementations:
         threads = self.settings.threads
         if self.settings.runtime == "onnxruntime":
             return lambda program, constants: compile_in_onnxruntime(program, constants, threads)
-        return lambda program, constants: compile_measured(program, threads, constants, self.store).run
+        return lambda program, constants: compile_measured(program, threads, constants, self.store)
 
     def compile_ahead(self, programs: Iterable[Program], constants: Arrays) -> None:
         """Compile the kernels of *programs* in parallel; ONNX Runtime alone has none."""

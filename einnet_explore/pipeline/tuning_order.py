@@ -17,9 +17,11 @@ from itertools import chain
 from einnet_explore.analysis.counts import compute_bound
 from einnet_explore.ir import Program, Scope, accesses
 
-WINDOW_GAIN, OTHER_GAIN = 0.35, 0.1
-"""The part of its time that a program is expected to gain, if it has a window of positions or not: bilinear algorithms
-need windows, and libraries multiply matrices well."""
+WINDOW_GAIN, PRODUCT_GAIN, OTHER_GAIN = 0.35, 0.1, 0.3
+"""The part of its time that a program is expected to gain: with a window of positions, as one product, or otherwise.
+
+Bilinear algorithms need windows, libraries multiply matrices well, and normalisations and attention are one kernel
+rather than several.  ``PRODUCT_GAIN`` also stands for what a program gains beyond its tuned parts."""
 
 
 def window_strides(scope: Scope) -> tuple[int, ...]:
@@ -56,5 +58,7 @@ class ExpectedGains:
         """Return the part of its time that *program* is expected to gain, more than its parts if these are tuned."""
         windows = structure(program)
         gains = self.found[windows, has_tuned_parts]
-        prior = WINDOW_GAIN if any(windows) and not has_tuned_parts else OTHER_GAIN
+        prior = PRODUCT_GAIN if len(windows) == 1 or has_tuned_parts else OTHER_GAIN
+        if any(windows) and not has_tuned_parts:
+            prior = WINDOW_GAIN
         return (prior + sum(gains)) / (1 + len(gains))

@@ -26,7 +26,7 @@ from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, OriginalOpener
 from einnet_explore.pipeline.vector_layouts import chain_in_vectors, products_in_vectors
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays
-from einnet_explore.runtime.implementation_choice import ProfileStore, clock_rate
+from einnet_explore.runtime.implementation_choice import ProfileStore, clock_rate, session_overhead
 from einnet_explore.runtime.measurement import (
     LONG_CALL_SECONDS,
     MAX_FIRST_RUN_RATIO,
@@ -39,6 +39,7 @@ from einnet_explore.runtime.measurement import (
     times_faster,
 )
 from einnet_explore.runtime.profile_store import ProfileKey, profile_key
+from einnet_explore.runtime.program import BoundProgram, CompiledProgram
 from einnet_explore.strategies.candidate import replay, replay_at_other_sizes, steps_to_json
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
@@ -339,7 +340,7 @@ class _Finalists:
     """
 
     derivations: dict[str, Derivation] = field(default_factory=dict)
-    runners: dict[str, Callable[[], object]] = field(default_factory=dict)
+    runners: dict[str, Callable[[], Arrays]] = field(default_factory=dict)
     refusals: list[str] = field(default_factory=list)
     over_bound: list[str] = field(default_factory=list)
 
@@ -351,6 +352,33 @@ class _Form:
     derivation: Derivation
     estimate: float | None = None
     kind: Hashable = None
+
+
+@dataclass(slots=True)
+class _RecalledRun:
+    """A *run* on *feeds* that keeps its last results, to bring them back into a cache, as in a plan.
+
+    There, a node before has just written the inputs, and memory for results was used not long ago.
+    """
+
+    run: Callable[[], Arrays]
+    feeds: Arrays
+    last: Arrays = field(default_factory=dict)
+
+    def __call__(self) -> Arrays:
+        """Run; what was kept is freed before, so that a session takes its memory again."""
+        self.last = {}
+        self.last = self.run()
+        return self.last
+
+    def recall_after(self, read_others: Callable[[], object]) -> None:
+        """Call *read_others*, then read the last results, with those between in memory of its own, and the inputs."""
+        read_others()
+        near = (*self.last.values(), *self.feeds.values())
+        if isinstance(self.run, BoundProgram):
+            near = (self.run.context.memory, *self.run.context.inputs.values())
+        for array in near:
+            array.max(initial=0)
 
 
 MAX_HOPEFUL_RATIO = 2.0
@@ -572,17 +600,22 @@ class TuningTask:
         """Compile *forms* that may be the fastest; time those that agree with the original, and the original."""
         original = self.opener()
         finalists = self._compile(forms, original, memory)
-        keys = {name: self._key("program", derivation.end) for name, derivation in finalists.derivations.items()}
-        calls = {"original": original.run, **finalists.runners}
+        keys = {
+            name: self._key("program in place", derivation.end) for name, derivation in finalists.derivations.items()
+        }
         keys = {"original": self._key("onnxruntime"), **keys}
-        return finalists, _times(self.context.store, keys, calls, self._displacer(original.feeds))
-
-    def _displacer(self, feeds: Arrays) -> Callable[[], object] | None:
-        """Return a call that reads ``displacing_bytes``, then *feeds*, which a node before has just written."""
-        if not self.displacing_bytes:
-            return None
-        read_others = displacing_read(self.displacing_bytes)
-        return lambda: [read_others(), *(array.max(initial=0) for array in feeds.values())]
+        calls = {
+            name: _RecalledRun(run, original.feeds)
+            for name, run in {"original": original.run, **finalists.runners}.items()
+        }
+        read_others = displacing_read(self.displacing_bytes) if self.displacing_bytes else None
+        times = _times(self.context.store, keys, calls, read_others)
+        # A plan is one session: the calls of others are not part of it.
+        overhead = session_overhead(self.displacing_bytes)
+        return finalists, {
+            name: seconds if isinstance(calls[name].run, BoundProgram) else max(seconds - overhead, seconds / 8)
+            for name, seconds in times.items()
+        }
 
     def _compile(self, forms: Sequence[_Form], original: OriginalRun, memory: MemoryWatch) -> _Finalists:
         """Compile *forms* in two rounds: those without an estimate and the first other one, then others with hope."""
@@ -635,7 +668,7 @@ class TuningTask:
                 return
             name = str(len(race.seconds))
             found.derivations[name], found.runners[name] = derivation, _bind_feeds(run, feeds)
-            known = self.context.store.get(self._key("program", derivation.end))
+            known = self.context.store.get(self._key("program in place", derivation.end))
             if known is None and not race.is_hopeless(once):
                 once = min(sample_seconds(found.runners[name], 1) for _ in range(2))
             race.enter(name, form, known.seconds if known else once)
@@ -646,7 +679,7 @@ class TuningTask:
     def _key(self, operator: str, program: Program | None = None) -> ProfileKey:
         settings = self.context.settings
         if self.displacing_bytes:
-            operator = f"{operator} after {self.displacing_bytes} bytes"
+            operator = f"{operator} near its arrays after {self.displacing_bytes} bytes"
         key = replace(profile_key(program or self.program, settings.threads), operator=operator)
         if program is None:  # no kernel of ours is in it
             key = replace(key, attributes=f"{key.attributes} {self.operators}".strip(), engine="onnxruntime")
@@ -667,15 +700,19 @@ def _time(store: ProfileStore, key: ProfileKey, opened: Callable[[], Callable[[]
 def _times(
     store: ProfileStore,
     keys: Mapping[str, ProfileKey],
-    calls: Mapping[str, Callable[[], object]],
-    displace: Callable[[], object] | None,
+    calls: Mapping[str, _RecalledRun],
+    read_others: Callable[[], object] | None,
 ) -> dict[str, float]:
-    """Return the time of each call, after *displace*: as stored if all are, else all measured in turns and stored."""
+    """Return the time of each call: as stored if all are, else all measured in turns and stored.
+
+    *read_others* displaces weights before each call; its arrays are recalled after that.
+    """
     known = {name: profile.seconds for name, key in keys.items() if (profile := store.get(key))}
     if len(known) == len(keys):
         return known
     settle = settle_seconds(keys["original"].threads)
     enough = stop_after(5, 1.0)
+    displace = read_others and {name: partial(call.recall_after, read_others) for name, call in calls.items()}
     timings = time_calls(calls, rounds=9, min_seconds=0.05, settle=settle, enough=enough, displace=displace)
     base = timings["original"]
     measured = {name: base.low / times_faster(base, timing) for name, timing in timings.items()}
@@ -696,6 +733,6 @@ def working_set_bytes(program: Program) -> int:
     return 2 * ELEMENT_BYTES * sum(prod(shape) for shape in shapes)
 
 
-def _bind_feeds(run: Callable[[Arrays], Arrays], feeds: Arrays) -> Callable[[], object]:
-    """Return a call that runs on *feeds* as a plan does: inputs copied in, outputs out."""
-    return lambda: run(feeds)
+def _bind_feeds(run: Callable[[Arrays], Arrays], feeds: Arrays) -> Callable[[], Arrays]:
+    """Return a call that runs on *feeds* as the nodes of a plan do: without copies, if a compiled program can."""
+    return run.bind(feeds) if isinstance(run, CompiledProgram) else lambda: run(feeds)

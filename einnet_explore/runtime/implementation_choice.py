@@ -297,16 +297,19 @@ class _Choice:
                 array[...] = _random_array(given[name])
 
 
-def constants_displacer(bound: BoundEquation) -> Call | None:
+def constants_displacer(bound: BoundEquation, *written: Array) -> Call | None:
     """Return a call that displaces the constants of *bound* from all caches, as other equations do between two calls.
 
-    None if they are small: they may stay there.
+    It reads the other arrays, and those *written* in place of ``bound.out``, last: equations before have just written
+    or read them.  None if the constants are small: they may stay there.
     """
     machine = this_machine()
     far = sum(a.nbytes for name, a in bound.operands.items() if name in bound.constants)
     if far < machine.l2 // MIN_FAR_PART:
         return None
-    return measurement.displacing_read(min(machine.l3, MAX_DISPLACING_BYTES))
+    displace = measurement.displacing_read(min(machine.l3, MAX_DISPLACING_BYTES))
+    near = [a for name, a in bound.operands.items() if name not in bound.constants]
+    return lambda: [displace(), *(array.max(initial=0) for array in (bound.out, *written, *near))]
 
 
 def _time_ratio(best: Call, other: Call, out: Array, threads: int, displace: Call | None = None) -> float:
@@ -361,9 +364,9 @@ def time_implementations(calls: Mapping[str, Call], threads: int, displace: Call
     return least
 
 
-@lru_cache(maxsize=1)
-def session_overhead() -> float:
-    """Seconds that a session takes to run a node that does nothing."""
+@lru_cache(maxsize=16)
+def session_overhead(displacing_bytes: int = 0) -> float:
+    """Seconds that a session takes to run a node that does nothing, after *displacing_bytes* of reads."""
     info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "nothing", info[:1], info[1:])
     model: onnx.ModelProto = helper.make_model(
@@ -371,7 +374,8 @@ def session_overhead() -> float:
     )
     session = onnx_session(model, 1)
     call = bind_session(session, {"x": np.zeros(1, np.float32)}, {"y": np.zeros(1, np.float32)})
-    return measurement.time_calls({"it": call}, rounds=5, min_seconds=0.01)["it"].low
+    displace = measurement.displacing_read(displacing_bytes) if displacing_bytes else None
+    return measurement.time_calls({"it": call}, rounds=5, min_seconds=0.01, displace=displace)["it"].low
 
 
 @lru_cache(maxsize=16)
@@ -631,7 +635,8 @@ def _pair_times(
             call()
 
     engines = {fused: both.bind(made), UNFUSED_PAIR: run_unfused}
-    times = time_implementations(engines, threads, constants_displacer(first))
+    # What the epilogue reads besides the product, such as a residual, was written earlier: it stays displaced.
+    times = time_implementations(engines, threads, constants_displacer(first, second.out))
     if threads > 1:  # two sessions where a plan has one
         times[UNFUSED_PAIR] = max(times[UNFUSED_PAIR] - session_overhead(), times[UNFUSED_PAIR] / 8)
     return times

@@ -101,7 +101,7 @@ def time_calls(
     settle: float = 0,
     warm: Mapping[str, float] = NOTHING,
     enough: Enough = all_rounds,
-    displace: Callable[[], object] | None = None,
+    displace: Callable[[], object] | Mapping[str, Callable[[], object]] | None = None,
 ) -> dict[str, Timing]:
     """Return the ``Timing`` of each of *calls*, by name, in seconds; they are measured in turns.
 
@@ -110,10 +110,11 @@ def time_calls(
     earlier.  Before one or a few samples of a call *settle* seconds pass: an engine's waiting threads spin for a while,
     and would take the next one's cores.  *warm* has the seconds of calls that were made just now.  *displace*, which
     may fill the caches with something else, is called before each timed call and does not count; samples then have
-    five calls at most.
+    five calls at most.  Calls may have one each, by name.
     Raises ValueError for no rounds.
     """
-    samplers = {name: partial(sample_seconds, call, displace=displace) for name, call in calls.items()}
+    before = displace if isinstance(displace, Mapping) else dict.fromkeys(calls, displace)
+    samplers = {name: partial(sample_seconds, call, displace=before[name]) for name, call in calls.items()}
     return time_samplers(samplers, rounds, min_seconds, settle, warm, enough)
 
 

@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -132,16 +132,32 @@ class ExecutionStep:
 
 @dataclass(frozen=True, eq=False)
 class ExecutionContext:
-    """Arrays, and the calls that compute the outputs from the inputs; used by one thread at a time."""
+    """Arrays, and the calls that compute the outputs from the inputs; used by one thread at a time.
+
+    *memory* has all that is computed, in bytes, unless a session has it.
+    """
 
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
     calls: Sequence[Callable[[], object]]
+    memory: Array = field(default_factory=lambda: np.empty(0, np.uint8))
 
     def execute(self) -> None:
         """Compute the outputs."""
         for call in self.calls:
             call()
+
+
+@dataclass(frozen=True, eq=False)
+class BoundProgram:
+    """Runs of a program on arrays of its own *context*, read and written in place, as by the nodes of a plan."""
+
+    context: ExecutionContext
+
+    def __call__(self) -> Mapping[str, Array]:
+        """Compute the outputs and return the arrays that hold them until the next call."""
+        self.context.execute()
+        return self.context.outputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,7 +225,7 @@ class ContextPool:
                         calls.append(implementation.bind(arrays, arrays[step.name]))
                     except Exception as error:  # every engine has classes of its own for its failures
                         raise BackendError(f"equation {step.name}: {type(error).__name__}: {error}") from error
-        return ExecutionContext(inputs, {name: arrays[name] for name in self.outputs}, calls)
+        return ExecutionContext(inputs, {name: arrays[name] for name in self.outputs}, calls, memory)
 
     def _buffers(self) -> dict[str, Buffer]:
         """The live ranges: a view keeps its source alive, and outputs live to the end; inputs are not in the arena."""
@@ -256,14 +272,7 @@ class CompiledProgram:
 
         Raises BackendError for one that is missing or has another shape, and where memory runs out.
         """
-        given: dict[str, Array] = {}
-        for name, shape in self.contexts.inputs.items():
-            if name not in inputs:
-                raise BackendError(f"input {name} is missing, given {', '.join(inputs) or 'none'}")
-            array = np.asarray(inputs[name])
-            if array.shape != shape:
-                raise BackendError(f"input {name} has shape {list(array.shape)}, expected {list(shape)}")
-            given[name] = require_elements(name, array, self.contexts.types[name])
+        given = self._checked(inputs)
         with _refuse_memory_error("a run of the program"):
             if self._session is None:
                 return self.contexts.run(given)
@@ -273,6 +282,34 @@ class CompiledProgram:
         except ONNXRUNTIME_ERRORS as error:
             raise BackendError(f"ONNX Runtime cannot run the program: {onnxruntime_message(error)}") from error
         return dict(zip(self.program.outputs, found, strict=True))
+
+    __call__ = run
+
+    def bind(self, inputs: Mapping[str, npt.ArrayLike]) -> Callable[[], Mapping[str, Array]]:
+        """Return a call that runs on *inputs*, without copies unless the program is a session.
+
+        Raises BackendError as ``run`` does.
+        """
+        if self._session is not None:
+            return partial(self.run, inputs)
+        given = self._checked(inputs)
+        with _refuse_memory_error("a run of the program"):
+            context = self.contexts.context()
+            for name, place in context.inputs.items():
+                np.copyto(place, given[name], casting="unsafe")
+        return BoundProgram(context)
+
+    def _checked(self, inputs: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
+        """*inputs* as arrays; raises BackendError for one that is missing or has another shape."""
+        given: dict[str, Array] = {}
+        for name, shape in self.contexts.inputs.items():
+            if name not in inputs:
+                raise BackendError(f"input {name} is missing, given {', '.join(inputs) or 'none'}")
+            array = np.asarray(inputs[name])
+            if array.shape != shape:
+                raise BackendError(f"input {name} has shape {list(array.shape)}, expected {list(shape)}")
+            given[name] = require_elements(name, array, self.contexts.types[name])
+        return given
 
     def execute(self) -> None:
         """Compute ``outputs`` from the arrays in ``inputs``, without copies; for one thread at a time."""
