@@ -40,7 +40,9 @@ def structure(program: Program) -> tuple[tuple[int, ...], ...]:
     Windows with other strides gain by other algorithms, or by none.  Sums of few products count, too: a depthwise
     convolution gains in one kernel with its neighbours.
     """
-    return tuple(sorted(window_strides(e.scope) for e in program.equations if e.via is None and is_contraction(e.scope)))
+    return tuple(
+        sorted(window_strides(e.scope) for e in program.equations if e.via is None and is_contraction(e.scope))
+    )
 
 
 @dataclass

@@ -478,7 +478,9 @@ class TuningTask:
 
     def _closed_variants(self) -> FoundVariants | None:
         """Return no variants where several contractions are one chain in vectors: its parts are searched."""
-        return FoundVariants([], 0) if self.context.settings.runtime == "plan" and is_fixed_chain(self.program) else None
+        return (
+            FoundVariants([], 0) if self.context.settings.runtime == "plan" and is_fixed_chain(self.program) else None
+        )
 
     @property
     def _structure(self) -> Hashable:
