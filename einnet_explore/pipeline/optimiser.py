@@ -59,7 +59,7 @@ from einnet_explore.pipeline.tuning_task import (
     trial_from_json,
     trial_to_json,
 )
-from einnet_explore.pipeline.vector_layouts import is_fixed_chain
+from einnet_explore.pipeline.vector_layouts import is_chain_in_vectors, is_fixed_chain
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import stop_after, time_calls
@@ -553,12 +553,12 @@ class Optimiser:
     def _seconds_each(self) -> dict[tuple[str, ...], float]:
         """The estimated seconds of each subprogram for each of its expressions that are searched.
 
-        A chain that is not searched takes ``CHAIN_COST`` of the time, so it comes before its parts.
+        A chain that is not searched, of one kernel, takes ``CHAIN_COST`` of the time, so it comes before its parts.
         """
         cost, programs = CostModel(), ((s.nodes, s.anonymous.program) for s in self.subprograms)
         return {
             nodes: cost.program_cost(of).seconds
-            / (CHAIN_COST if is_fixed_chain(of) else max(1, len(compute_bound(of))))
+            / (CHAIN_COST if is_fixed_chain(of) and is_chain_in_vectors(of) else max(1, len(compute_bound(of))))
             for nodes, of in programs
         }
 
