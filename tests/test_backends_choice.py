@@ -8,13 +8,16 @@ from time import process_time
 
 import numpy as np
 import pytest
+from onnx_building import build, node
 
 from einnet_explore.codegen import versions
 from einnet_explore.ir import Equation, program, tensors
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.operators.library import OPERATORS
-from einnet_explore.runtime import c_kernels, implementation_choice
+from einnet_explore.pipeline.partition import partition
+from einnet_explore.runtime import c_kernels, implementation_choice, implementations, measurement
 from einnet_explore.runtime.arrays import aligned_empty
-from einnet_explore.runtime.implementations import BoundEquation
+from einnet_explore.runtime.implementations import BoundEquation, implementations_of
 from einnet_explore.runtime.profile_store import C_ENGINE, TimeStore, profile_key
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.support.errors import BackendError, NoKernel
@@ -283,3 +286,31 @@ def test_long_text_is_refused_before_it_is_compiled(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(c_kernels, "MAX_TEXT_BYTES", 100)
     with pytest.raises(NoKernel, match=r"found a text of \d+ bytes, expected at most 100"):
         _ = c_kernels.NativeSource(scope).function
+
+
+def test_loops_over_padding_are_no_implementation_of_a_transposed_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = {"w": np.ones((24, 24, 2, 2), np.float32)}
+    upsampled = build(
+        [node("ConvTranspose", ["x", "w"], ["y"], strides=[2, 2])], {"x": [1, 24, 32, 32]}, ["y"], weights
+    )
+    (found,) = partition(load_model(upsampled)).subprograms
+    (equation,) = found.anonymous.program.equations
+    given = {t.name: aligned_empty(t.shape) for t in tensors(equation.scope)}
+    weight = {t.name: given[t.name] for t in found.anonymous.program.inputs if t.weight}
+    bound = BoundEquation(equation, given, aligned_empty(equation.scope.shape), constants=weight)
+
+    def engines() -> set[str]:
+        return {each.engine for each in implementations_of(bound)}
+
+    assert engines() == {"tiled"}
+    monkeypatch.setattr(implementations, "MAX_VISITED_RATIO", 32**2)
+    assert engines() == {"tvm", "tiled"}
+
+
+def test_a_long_call_that_is_much_slower_than_another_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"fast": 1e-3, "slow": 1.0}
+    runs: list[str] = []
+    monkeypatch.setattr(measurement, "own_seconds", lambda call, repeats: seconds[call()])
+    calls = {name: (lambda name=name: runs.append(name) or name) for name in seconds}
+    assert implementation_choice.time_implementations(calls, 1) == seconds
+    assert runs.count("slow") == 1 and runs.count("fast") > 3

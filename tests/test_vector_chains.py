@@ -36,8 +36,15 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program, Scope, tensors
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
+from einnet_explore.pipeline import joins
 from einnet_explore.pipeline.partition import partition
-from einnet_explore.pipeline.vector_layouts import chain_in_vectors, is_chain_in_vectors, with_vector_layouts
+from einnet_explore.pipeline.tuning_order import structure
+from einnet_explore.pipeline.vector_layouts import (
+    chain_in_vectors,
+    is_chain_in_vectors,
+    is_fixed_chain,
+    with_vector_layouts,
+)
 from einnet_explore.rules import STORAGE_LAYOUT, Refused
 from einnet_explore.rules.generation import BLOCKED
 from einnet_explore.runtime.program import compile_program
@@ -524,3 +531,49 @@ def test_residuals_are_prefetched_where_results_are_transposed() -> None:
         sizes = {t.name: prod(t.shape) for t in tensors(scope)}
         counts.append(chain_function((ChainPart(find_chain(scope)),), sizes, 1, HERE).script().count("prefetch"))
     assert counts[1] - counts[0] == min(16, HERE.lanes)
+def test_a_depthwise_convolution_and_its_neighbour_are_a_fixed_chain_with_a_window() -> None:
+    (joined,) = partition(hard_swishes()).subprograms
+    program = joined.anonymous.program
+    assert is_fixed_chain(program) and structure(program) == ((), (1, 1))
+    pointwise = joined.parts[1].anonymous.program
+    assert chain_in_vectors(pointwise) is not None and not is_fixed_chain(pointwise)  # it is searched
+    assert structure(pointwise) == ((),)
+
+
+def separable(readers: int = 1, channels: int = 32, layers: int = 2) -> Model:
+    """Depthwise and pointwise convolutions with activations; the first pointwise one's result has *readers*."""
+    rng = np.random.default_rng(0)
+    nodes, weights, outputs = [], {}, [f"x{layers}"]
+    for n in range(layers):
+        weights[f"k{n}"] = rng.standard_normal((channels, 1, 3, 3)).astype(np.float32)
+        weights[f"v{n}"] = rng.standard_normal((channels, channels, 1, 1)).astype(np.float32)
+        nodes += [
+            node("Conv", [f"x{n}", f"k{n}"], [f"a{n}"], group=channels, pads=[1, 1, 1, 1]),
+            node("Relu", [f"a{n}"], [f"b{n}"]),
+            node("Conv", [f"b{n}", f"v{n}"], [f"c{n}"]),
+            node("Relu", [f"c{n}"], [f"x{n + 1}"]),
+        ]
+    outputs += ["x1"] * (readers > 1)
+    return load_model(build(nodes, {"x0": [1, channels, 16, 16]}, outputs, weights), {})
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_chains_join_if_the_value_between_them_exceeds_the_cache(layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    between = 32 * 16 * 16 * 4
+    small, large = (replace(HERE, l2=between - below) for below in (1, 0))
+    monkeypatch.setattr(joins, "this_machine", lambda: small)
+    (joined,) = partition(separable(layers=layers)).subprograms
+    assert len(joined.nodes) == 4 * layers and [len(part.nodes) for part in joined.parts] == [4] * layers
+    assert is_fixed_chain(joined.anonymous.program)
+    apart = partition(separable(readers=2, layers=layers)).subprograms  # the value is written in any case
+    assert [len(s.nodes) for s in apart] == [4, 4 * (layers - 1)]
+    monkeypatch.setattr(joins, "this_machine", lambda: large)
+    assert [len(s.nodes) for s in partition(separable(layers=layers)).subprograms] == [4] * layers
+
+
+def test_chains_stay_apart_if_one_kernel_is_not_estimated_to_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joins, "this_machine", lambda: replace(HERE, l2=1))
+    monkeypatch.setattr(joins, "chain_cycles", lambda program, threads: 1.0 + len(program.outputs))
+    assert [len(s.nodes) for s in partition(separable()).subprograms] == [8]
+    monkeypatch.setattr(joins, "chain_cycles", lambda program, threads: len(program.inputs) ** 2)
+    assert [len(s.nodes) for s in partition(separable()).subprograms] == [4, 4]

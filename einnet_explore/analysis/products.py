@@ -77,6 +77,15 @@ class TensorContraction:
         return cls(scope, left, right, batch, m, n)
 
 
+def is_contraction(scope: Scope) -> bool:
+    """Whether *scope* is a sum of products of two reads."""
+    try:
+        TensorContraction.of(scope)
+    except Refused:
+        return False
+    return True
+
+
 def match_matrix_product(scope: Scope) -> TensorContraction | None:
     """*scope* as a matrix product; None if it reads padding, has a domain, or is no product of two affine reads."""
     try:

@@ -16,7 +16,7 @@ from functools import lru_cache, partial
 from itertools import combinations, permutations
 from math import prod
 
-from einnet_explore.analysis.counts import is_compute_bound
+from einnet_explore.analysis.counts import ELEMENT_BYTES, is_compute_bound
 from einnet_explore.analysis.products import TensorContraction, describe_nonlinearity
 from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.ir import (
@@ -31,9 +31,10 @@ from einnet_explore.ir import (
     tensors,
 )
 from einnet_explore.onnx_import.node_call import assemble
+from einnet_explore.pipeline.fusion import chain_cycles
 from einnet_explore.pipeline.node_groups import CHEAP_KINDS, NodeGroups
 from einnet_explore.pipeline.subprogram import anonymize
-from einnet_explore.pipeline.vector_layouts import is_chain_in_vectors
+from einnet_explore.pipeline.vector_layouts import chain_in_vectors, is_chain_in_vectors
 from einnet_explore.rules import SIBLING_MERGING
 from einnet_explore.rules.sibling_merging import Siblings
 from einnet_explore.strategies.factoring import factorings, products_at_run_time
@@ -344,6 +345,46 @@ def join_through_cache(units: NodeGroups) -> None:
             if neighbours and _is_one_chain(units, nodes):
                 units.join_all(nodes)
                 break
+
+
+def join_chains_through_cache(units: NodeGroups) -> None:
+    """Join two chains around contractions of few products where the second alone reads the result of the first.
+
+    The result does not fit the second-level cache, and one kernel in blocks computes both, by its estimate, in fewer
+    cycles than two: these would write the result and read it again, and change its layout both times.
+    """
+    chains = [g for g in units.members if _has_light_contraction(units, g)]
+    for first in sorted(chains, key=lambda g: min(units.members[g])):
+        while len(readers := units.group_readers(units.of[first])) == 1:
+            before, (after,) = units.of[first], readers
+            nodes = units.members[before] | units.members[after]
+            bytes_between = units.size(max(units.members[before])) * ELEMENT_BYTES
+            if bytes_between <= this_machine().l2 or not _has_light_contraction(units, after):
+                break
+            if not _is_one_chain(units, nodes) or not _is_faster_joined(units, before, after):
+                break
+            units.join_all(nodes)
+
+
+def _has_light_contraction(units: NodeGroups, group: int) -> bool:
+    return any(_is_light(e.scope) for n in units.contractions(group) for e in units.understood[n])
+
+
+def _is_faster_joined(units: NodeGroups, before: int, after: int) -> bool:
+    """Whether one kernel in blocks of two groups, each of which has one as well, is estimated to be faster."""
+    programs = [units.program_of(units.members[group]) for group in (before, after)]
+    whole = units.program_of(units.members[before] | units.members[after])
+    question = (
+        f"is faster as one chain than as two, after {len(programs[0].equations)}, of {this_machine().lanes} lanes"
+    )
+
+    def is_faster() -> bool:
+        joined, *parts = (chain_in_vectors(program) for program in (whole, *programs))
+        if joined is None or any(part is None for part in parts):
+            return False
+        return chain_cycles(joined.end, 1) < sum(chain_cycles(part.end, 1) for part in parts if part is not None)
+
+    return units.memory.holds(question, str(whole), is_faster)
 
 
 def _has_one_contraction(units: NodeGroups, group: int) -> bool:

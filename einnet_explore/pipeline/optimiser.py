@@ -59,7 +59,7 @@ from einnet_explore.pipeline.tuning_task import (
     trial_from_json,
     trial_to_json,
 )
-from einnet_explore.pipeline.vector_layouts import is_chain_in_vectors
+from einnet_explore.pipeline.vector_layouts import is_chain_in_vectors, is_fixed_chain
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import stop_after, time_calls
@@ -74,8 +74,8 @@ FAST_ENOUGH = 1.2
 """A joined subprogram with this speedup is taken without a look at its parts."""
 
 CHAIN_COST = 0.25
-"""Time to tune a chain in vectors, of which one kernel is compiled, as a part of the time to tune one expression, which
-is searched and of which some ten kernels are compiled."""
+"""Time to tune a chain that is not searched, of which one kernel is compiled, as a part of the time to tune one
+expression, which is searched and of which some ten kernels are compiled."""
 
 TASK_BUDGET_SECONDS, MIN_BUDGET_SECONDS, MAX_BUDGET_SECONDS = 4.0, 60.0, 150.0
 """If no budget is given: seconds for each task, and the least and most for a model.  By then the largest tasks of a
@@ -553,12 +553,12 @@ class Optimiser:
     def _seconds_each(self) -> dict[tuple[str, ...], float]:
         """The estimated seconds of each subprogram for each of its expressions that are searched.
 
-        A chain in vectors, which is not searched, takes ``CHAIN_COST`` of the time, so it comes before its parts.
+        A chain that is not searched, of one kernel, takes ``CHAIN_COST`` of the time, so it comes before its parts.
         """
         cost, programs = CostModel(), ((s.nodes, s.anonymous.program) for s in self.subprograms)
         return {
             nodes: cost.program_cost(of).seconds
-            / (CHAIN_COST if is_chain_in_vectors(of) else max(1, len(compute_bound(of))))
+            / (CHAIN_COST if is_fixed_chain(of) and is_chain_in_vectors(of) else max(1, len(compute_bound(of))))
             for nodes, of in programs
         }
 

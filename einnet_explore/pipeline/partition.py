@@ -10,7 +10,7 @@ Every subprogram is convex, and so are all together: with each as one node the g
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from einnet_explore.analysis.access_structure import windows
@@ -22,6 +22,7 @@ from einnet_explore.pipeline.folded_weights import find_masks, with_conditions
 from einnet_explore.pipeline.joins import (
     join_around_contractions,
     join_chains,
+    join_chains_through_cache,
     join_conversions,
     join_operands,
     join_parallel,
@@ -77,8 +78,11 @@ def partition(model: Model, memory: ReadingMemory | None = None, through_cache: 
     ends = join_products(units)
     join_around_contractions(units)
     single = tuple(units.groups())
+    chains = single
     if through_cache:
         join_through_cache(units)
+        chains = tuple(units.groups())
+        join_chains_through_cache(units)
     join_siblings(units)
     join_parallel(units)
     join_chains(units)
@@ -95,7 +99,7 @@ def partition(model: Model, memory: ReadingMemory | None = None, through_cache: 
         if n not in inside:
             skipped[n] = f"{model.nodes[n].op} alone is no subprogram"
     return Split(
-        tuple(replace(_subprogram(g, units, readers), parts=_parts(g, single, units, readers)) for g in groups),
+        tuple(replace(_subprogram(g, units, readers), parts=_parts(g, single, chains, units, readers)) for g in groups),
         _name_nodes(model, skipped),
         _name_nodes(model, ends),
     )
@@ -142,11 +146,24 @@ def _is_worthwhile(group: tuple[int, ...], model: Model, understood: Mapping[int
 
 
 def _parts(
-    group: tuple[int, ...], single: tuple[tuple[int, ...], ...], units: NodeGroups, readers: Mapping[str, set[int]]
+    group: tuple[int, ...],
+    single: Iterable[tuple[int, ...]],
+    chains: Iterable[tuple[int, ...]],
+    units: NodeGroups,
+    readers: Mapping[str, set[int]],
 ) -> tuple[Subprogram, ...]:
-    """Return the subprograms of the contractions in *group* before they were joined with others."""
+    """Return the subprograms of the contractions in *group* before they were joined with others.
+
+    Where several chains of contractions were joined, these are the parts.
+    """
     inside = set(group)
-    held = [part for part in single if set(part) <= inside and any(units.kind(n) == "contraction" for n in part)]
+
+    def contractions(part: tuple[int, ...]) -> int:
+        return sum(units.kind(n) == "contraction" for n in part)
+
+    joined = [part for part in chains if set(part) <= inside and contractions(part)]
+    several = sum(contractions(part) > 1 for part in joined) > 1
+    held = joined if several else [part for part in single if set(part) <= inside and contractions(part)]
     return tuple(_subprogram(part, units, readers) for part in held) if held != [group] else ()
 
 

@@ -14,7 +14,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import chain
 
-from einnet_explore.analysis.counts import compute_bound
+from einnet_explore.analysis.products import is_contraction
 from einnet_explore.ir import Program, Scope, accesses
 
 WINDOW_GAIN, PRODUCT_GAIN, OTHER_GAIN = 0.35, 0.1, 0.3
@@ -37,11 +37,14 @@ def window_strides(scope: Scope) -> tuple[int, ...]:
 
 
 def structure(program: Program) -> tuple[tuple[int, ...], ...]:
-    """Return what programs of other sizes share with *program*: the windows of its searched expressions.
+    """Return what programs of other sizes share with *program*: the windows of its sums of products.
 
-    Windows with other strides gain by other algorithms, or by none.
+    Windows with other strides gain by other algorithms, or by none.  Sums of few products count, too: a depthwise
+    convolution gains in one kernel with its neighbours.
     """
-    return tuple(sorted(window_strides(program.equations[n].scope) for n in compute_bound(program)))
+    return tuple(
+        sorted(window_strides(e.scope) for e in program.equations if e.via is None and is_contraction(e.scope))
+    )
 
 
 @dataclass

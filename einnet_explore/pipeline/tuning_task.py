@@ -23,7 +23,7 @@ from einnet_explore.pipeline.fusion import chain_cycles, chain_in_blocks, fuse_e
 from einnet_explore.pipeline.numerics import level_report, measure_errors
 from einnet_explore.pipeline.rounded_products import round_products
 from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, OriginalOpener, OriginalRun, Settings, TuningContext
-from einnet_explore.pipeline.vector_layouts import chain_in_vectors, products_in_vectors
+from einnet_explore.pipeline.vector_layouts import chain_in_vectors, is_fixed_chain, products_in_vectors
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays
 from einnet_explore.runtime.implementation_choice import ProfileStore, clock_rate, session_overhead
@@ -506,8 +506,9 @@ class TuningTask:
 
     def _closed_variants(self) -> FoundVariants | None:
         """Return no variants where several contractions are one chain in vectors: its parts are searched."""
-        several = len(compute_bound(self.program)) > 1 and self.context.settings.runtime == "plan"
-        return FoundVariants([], 0) if several and chain_in_vectors(self.program) is not None else None
+        return (
+            FoundVariants([], 0) if self.context.settings.runtime == "plan" and is_fixed_chain(self.program) else None
+        )
 
     @property
     def _structure(self) -> Hashable:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from einnet_explore.analysis.equations import constant_tensors, equation_number, find_equation, weight_only
-from einnet_explore.analysis.products import TensorContraction
+from einnet_explore.analysis.products import TensorContraction, is_contraction
 from einnet_explore.ir import Access, Index, Iterator, Program, Scope, Tensor, accesses, as_index, scopes
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.pipeline.fusion import apply_rule, chain_in_blocks, generate_equation, is_named, sums_with_strides
@@ -156,3 +156,11 @@ def is_chain_in_vectors(program: Program) -> bool:
     """Whether one kernel in blocks computes *program*."""
     found = chain_in_vectors(program)
     return found is not None and len(found.end.equations) == 1 + len(weight_only(found.end))
+
+
+def is_fixed_chain(program: Program) -> bool:
+    """Whether one kernel in blocks computes several contractions of *program*, which is then not searched.
+
+    A contraction of few products for each element, such as a depthwise convolution, is one of them.
+    """
+    return sum(is_contraction(e.scope) for e in program.equations) > 1 and chain_in_vectors(program) is not None

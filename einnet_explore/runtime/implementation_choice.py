@@ -346,10 +346,13 @@ def time_implementations(calls: Mapping[str, Call], threads: int, displace: Call
     """Seconds of each call on *threads* threads: the least of many short samples, taken in turn.
 
     Other work on the machine only adds time, and a choice is stored: only undisturbed samples count.  A call that is
-    slower in a few samples is not sampled again.
+    slower in a few samples is not sampled again, and a long one that is several times slower in its first run neither.
     """
+    once = {engine: measurement.own_seconds(call, 1) for engine, call in calls.items()}
+    hopeful = max(measurement.LONG_CALL_SECONDS, measurement.MAX_FIRST_RUN_RATIO * min(once.values()))
+    near = {engine: call for engine, call in calls.items() if once[engine] <= hopeful}
+    slow = {engine: seconds for engine, seconds in once.items() if engine not in near}
     least: dict[str, float] = {}
-    near = dict(calls)
     for samples, within in SAMPLING_STAGES:
         most = max(MIN_SAMPLES, int(MAX_STAGE_SECONDS / sum(least[engine] for engine in near))) if least else samples
         rounds = min(samples, most)
@@ -361,7 +364,7 @@ def time_implementations(calls: Mapping[str, Call], threads: int, displace: Call
         near = {engine: call for engine, call in near.items() if least[engine] <= within * min(least.values())}
         if len(near) == 1:
             break
-    return least
+    return slow | least
 
 
 @lru_cache(maxsize=16)

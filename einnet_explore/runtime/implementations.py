@@ -20,6 +20,7 @@ import onnxruntime
 from numpy.lib.stride_tricks import as_strided
 
 from einnet_explore.analysis.access_structure import windows
+from einnet_explore.analysis.counts import flops
 from einnet_explore.analysis.equations import is_typed, rounds_to_16_bits
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.fused_chain import Chain
@@ -639,6 +640,9 @@ def _kernels(bound: BoundEquation) -> Iterable[Implementation]:
     """Our own kernels: as a tiled contraction, blocks of rows or a chain in blocks by TVM, and loop nests."""
     scope, kind = bound.inlined, kernel_kind(bound.inlined, this_machine())
     nests = loop_nests(scope, bound.threads)
+    if kind is not None and _is_mostly_padding(bound.equation.scope) and (only := _tiled_call(bound)) is not None:
+        yield only
+        return
     kernel = nests if kind is None else KernelCall(scope, bound.threads)
     if _outperforms_tiles(kind):
         yield kernel  # a tile is chosen only if another implementation is asked for
@@ -652,6 +656,19 @@ def _kernels(bound: BoundEquation) -> Iterable[Implementation]:
     library = bound.equation.via is not None and bound.equation.via.is_library_call
     if kernel is not nests and not library and not isinstance(kind, Chain):
         yield nests
+
+
+MAX_VISITED_RATIO = 16
+"""A sum of products that visits more than so many times the points of its windows is left to tiles, which do not."""
+
+
+def _is_mostly_padding(scope: Scope) -> bool:
+    """Whether most points of the sums of *scope* read padding, such as those of a transposed convolution.
+
+    Loops over all of them take thousands of times as long as tiles, so that even one run is too long.
+    """
+    form = match_sum_of_products(scope)
+    return form is not None and flops(scope) > MAX_VISITED_RATIO * form.flops
 
 
 def _outperforms_tiles(kind: KernelKind) -> bool:
