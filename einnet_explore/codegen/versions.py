@@ -15,7 +15,7 @@ def scope_identity(scope: Scope) -> str:
     return repr(Structure().scope(scope))
 
 
-C_KERNEL_VERSION = 12
+C_KERNEL_VERSION = 13
 """Kernels in C: the fused ones, regions, transposed tiles, and the function around them."""
 
 SCHEDULE_VERSION = 42
