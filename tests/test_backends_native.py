@@ -282,7 +282,9 @@ def test_exponential_is_accurate_at_all_magnitudes() -> None:
 
 
 @needs_cc
-@pytest.mark.parametrize(("function", "engine", "units"), [("erf", "c", 5), ("erf", "tiled", 5), ("tanh", "tiled", 6)])
+@pytest.mark.parametrize(
+    ("function", "engine", "units"), [(f, e, n) for f, n in (("erf", 5), ("tanh", 6)) for e in ("c", "tiled")]
+)
 def test_functions_between_minus_one_and_one_are_accurate_at_all_magnitudes(
     function: str, engine: str, units: int
 ) -> None:

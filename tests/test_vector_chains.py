@@ -531,6 +531,8 @@ def test_residuals_are_prefetched_where_results_are_transposed() -> None:
         sizes = {t.name: prod(t.shape) for t in tensors(scope)}
         counts.append(chain_function((ChainPart(find_chain(scope)),), sizes, 1, HERE).script().count("prefetch"))
     assert counts[1] - counts[0] == min(16, HERE.lanes)
+
+
 def test_a_depthwise_convolution_and_its_neighbour_are_a_fixed_chain_with_a_window() -> None:
     (joined,) = partition(hard_swishes()).subprograms
     program = joined.anonymous.program

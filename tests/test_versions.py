@@ -52,6 +52,7 @@ Emit: TypeAlias = Callable[[], str]
 SCOPES = {
     "element-wise": parse("tensor A[9, 40]\ntensor B[40]\nY[i:9, j:40] = relu(A[i, j] * 2 + B[j])"),
     "reduction": parse("tensor A[9, 40]\nY[i:9] = max[j:40] A[i, j]"),
+    "reduction by columns": parse("tensor A[70, 300]\nY[j:300] = sum[i:70] A[i, j]"),
     "regions": parse(GATHERED),
     "overlap-add": OVERLAP,
     "transpose": parse("tensor A[80, 90, 77]\nY[h:90, w:77, c:80] = A[c, h, w]"),

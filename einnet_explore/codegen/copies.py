@@ -17,7 +17,6 @@ vectors of several rows, with masks.  Each element is gathered, so each read of 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
@@ -57,7 +56,6 @@ from einnet_explore.codegen.language.statements import (
     Store,
     StoreTransposed,
     counted_loop,
-    operands_of,
     replace_expressions,
     unrolled,
     where_all,
@@ -70,7 +68,6 @@ from einnet_explore.codegen.language.values import (
     Expr,
     LaunchIndex,
     Literal,
-    Load,
     Select,
     Type,
     Var,
@@ -715,9 +712,7 @@ class _RegionWriter:
         if depth == len(self.cuts):
             values = product(*(range(x.lo, x.hi) for x in self.turned))
             each = (dict(zip(self.turned, map(as_index, v), strict=True)) for v in values)
-            return self._share_loads(
-                [self._store(fold_decided(substitute(body, to)), at, {**where, **to}) for to in each]
-            )
+            return [self._store(fold_decided(substitute(body, to)), at, {**where, **to}) for to in each]
         body = fold_decided(body)
         u, is_last, out = Var(f":u {depth}", I64), depth + 1 == len(self.cuts), list[Statement]()
         for lo, hi in self.cuts[depth].ranges:
@@ -810,17 +805,6 @@ class _RegionWriter:
             if step:
                 yield Prefetch(self.read[tensor_name(access.source)], lower_index(place + step, at, I64))
 
-    def _share_loads(self, stores: Sequence[Store]) -> list[Statement]:
-        """Return *stores* after the loads that they have in common: compilers repeat loads between stores."""
-        often = Counter(load for s in stores for load in dict.fromkeys(_certain_loads(s.value)))
-        shared = {load: Var(f":shared {next(self.rows)}", F32) for load, n in often.items() if n > 1}
-
-        def variable(e: Expr) -> Expr | None:
-            return shared.get(e) if isinstance(e, Load) else None
-
-        loads = (Declare(var, load) for load, var in shared.items())
-        return [*loads, *(replace(s, value=replace_expressions(s.value, variable)) for s in stores)]
-
     def _store(self, body: Scalar, at: Mapping[Iterator, Expr], where: Mapping[Iterator, Index]) -> Store:
         value = replace_expressions(lower_flat(body, at, self.read), _join_conditions)
         return Store(self.result, lower_index(result_address(self.scope, where), at, I64), value)
@@ -836,18 +820,6 @@ def _join_conditions(value: Expr) -> Expr | None:
         return None
     every = reduce(lambda a, b: binary_operation("&", a, b), tests)
     return select(every.ne(0), replace_expressions(yes, _join_conditions), value.no)
-
-
-def _certain_loads(value: Expr) -> Iterable[Load]:
-    """Yield the loads that *value* needs whatever its conditions are."""
-    match value:
-        case Load():
-            yield value
-        case Select():
-            return
-        case _:
-            for part in operands_of(value):
-                yield from _certain_loads(part)
 
 
 def _with_addresses(body: Scalar) -> Scalar:

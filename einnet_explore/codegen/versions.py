@@ -15,13 +15,13 @@ def scope_identity(scope: Scope) -> str:
     return repr(Structure().scope(scope))
 
 
-C_KERNEL_VERSION = 12
+C_KERNEL_VERSION = 13
 """Kernels in C: the fused ones, regions, transposed tiles, and the function around them."""
 
-SCHEDULE_VERSION = 43
+SCHEDULE_VERSION = 44
 """Kernels that TVM compiles: stages as written, rows, one-pass softmax, chains in blocks."""
 
-TILED_KERNEL_VERSION = 14
+TILED_KERNEL_VERSION = 15
 """Tiled contractions."""
 
 INTEGER_PRODUCT_VERSION = 10
@@ -30,7 +30,7 @@ INTEGER_PRODUCT_VERSION = 10
 TILE_CHOICE_VERSION = 6
 """Which tile ``best_tile`` chooses for a contraction."""
 
-SEARCH_VERSION = 26
+SEARCH_VERSION = 27
 """What a search finds, and how its candidates are tuned and selected."""
 
 

@@ -64,9 +64,6 @@ CHUNK_ROWS = 128
 MIN_BLOCKS_PER_THREAD = 8
 """Blocks of a thread from which on each may be longer."""
 
-BLOCK_LANES = 64
-"""Lanes whose reductions stay in registers from row to row."""
-
 ROWS_TOGETHER = 4
 """Rows that are added between a load and a store of their sums."""
 
@@ -237,89 +234,71 @@ class CpuWriter(LoopWriter):
     ) -> list[Statement]:
         """Write the reductions of *nest*, one in each lane of *row*; values in *keep* are stored in rows.
 
-        They are joined in their own type for ``CHUNK_ROWS`` rows, then with the totals, which may be wider: so many
-        lanes at a time as stay in registers, where no guards divide them.
+        They are joined in their own type for ``CHUNK_ROWS`` rows, then with the totals, which may be wider.
         """
         reduced = [s for s in nest.steps if s.reduce is not None]
         sums = self.flat.in_order(nest.summations)
-        totals = self._lane_arrays("total", reduced, frame.wide_total, self.row_points)
-        out: list[Statement] = [LocalArray(a) for a in totals.values()]
+        totals = self._lane_arrays("total", reduced, frame.wide_total)
+        parts = self._lane_arrays("part", reduced, frame.total) if sums else {}
 
         def clear(f: EmissionState, lane: Expr) -> list[Statement]:
             return [Store(totals[s.name], lane, f.wide_total(s)[1]) for s in reduced]
+
+        def clear_parts(f: EmissionState, lane: Expr) -> list[Statement]:
+            return [Store(parts[s.name], lane, f.total(s)[1]) for s in reduced]
 
         def join(f: EmissionState, lane: Expr, arrays: Mapping[str, Array]) -> list[Statement]:
             return self.steps(
                 f, nest, lambda s, v: Store(arrays[s.name], lane, join_values(s, arrays[s.name][lane], v))
             )
 
-        anywhere = replace(frame, at={**frame.at, **{x: self.var(x.name) for x in sums}})
-        guarded = len(row.loop(self, anywhere, lambda f, lane: join(f, lane, totals))) > 1
-        width = self.row_points if guarded else BLOCK_LANES
-        parts = self._lane_arrays("part", reduced, frame.total, width) if sums else {}
-        out += [LocalArray(a) for a in parts.values()]
+        def add_parts(f: EmissionState, lane: Expr) -> list[Statement]:
+            joined = ((s, totals[s.name], parts[s.name]) for s in reduced)
+            return [Store(t, lane, join_values(s, t[lane], p[lane])) for s, t, p in joined]
 
-        def block(f: EmissionState, first: Expr, number: Expr) -> Iterable[Statement]:
-            """Yield the sums of a chunk of rows in *number* lanes from *first* on."""
-            lanes = PointRow(row.axis, row.begin + first, number, lambda g, lane: row.held(g, first + lane))
-
-            def clear_parts(g: EmissionState, lane: Expr) -> list[Statement]:
-                return [Store(parts[s.name], lane, g.total(s)[1]) for s in reduced]
-
-            def add_parts(g: EmissionState, lane: Expr) -> list[Statement]:
-                joined = ((s, totals[s.name], parts[s.name]) for s in reduced)
-                return [Store(t, first + lane, join_values(s, t[first + lane], p[lane])) for s, t, p in joined]
+        def chunks(f: EmissionState) -> list[Statement]:
+            last = sums[-1]
+            chunk, stop, whole, var = map(self.var, ("chunk", "stop", "whole", last.name))
 
             def rows(begin: Expr, end: Expr, together: int) -> Statement:
                 """Return the sums of rows, *together* of them for each time that the sums are loaded and stored."""
-                added = lanes.loop(
-                    self, f, lambda g, lane: [
-                        s for n in range(together) for s in join(g.standing(sums[-1], var + n), lane, parts)
-                    ],
-                )  # fmt: skip
-                return counted_loop(var, end, *added, start=begin, step=together)
 
-            var, whole = self.var(sums[-1].name), self.var("whole")
-            yield from lanes.loop(self, f, clear_parts)
-            if isinstance(number, Literal):
-                yield rows(chunk, stop, 1)
-            else:
-                yield Declare(whole, stop - (stop - chunk) % ROWS_TOGETHER)
-                yield rows(chunk, whole, ROWS_TOGETHER)
-                yield rows(whole, stop, 1)
-            yield from lanes.loop(self, f, add_parts)
+                def add_rows(g: EmissionState, lane: Expr) -> list[Statement]:
+                    return [s for n in range(together) for s in join(g.standing(last, var + n), lane, parts)]
 
-        chunk, stop, blocks, first = self.var("chunk"), self.var("stop"), self.var("blocks"), self.var("first")
+                return counted_loop(var, end, *row.loop(self, f, add_rows), start=begin, step=together)
 
-        def chunks(f: EmissionState) -> list[Statement]:
-            body: list[Statement] = [Declare(stop, minimum(f.extent(sums[-1]), chunk + CHUNK_ROWS))]
-            if guarded:
-                body += block(f, Literal(0, I64), row.number)
-            else:
-                step = Literal(BLOCK_LANES, I64)
-                body.append(Declare(blocks, row.number - row.number % BLOCK_LANES))
-                body.append(counted_loop(first, blocks, *block(f, first, step), step=step))
-                body += block(f, blocks, row.number - blocks)
-            return [counted_loop(chunk, f.extent(sums[-1]), *body, step=CHUNK_ROWS)]
+            body = (
+                Declare(stop, minimum(f.extent(last), chunk + CHUNK_ROWS)),
+                *row.loop(self, f, clear_parts),
+                Declare(whole, stop - (stop - chunk) % ROWS_TOGETHER),
+                rows(chunk, whole, ROWS_TOGETHER),
+                rows(whole, stop, 1),
+                *row.loop(self, f, add_parts),
+            )
+            return [counted_loop(chunk, f.extent(last), *body, step=CHUNK_ROWS)]
 
         def finish(f: EmissionState, lane: Expr) -> list[Statement]:
             return self._finish(f, ((s, totals[s.name][lane]) for s in reduced), lane, keep)
 
-        out += row.loop(self, frame, clear)
-        out += (
-            self.loops(frame, sums[:-1], chunks)
-            if sums
-            else row.loop(self, frame, lambda f, lane: join(f, lane, totals))
-        )
-        out += row.loop(self, frame, finish)
-        return out
+        return [
+            *map(LocalArray, (*totals.values(), *parts.values())),
+            *row.loop(self, frame, clear),
+            *(
+                self.loops(frame, sums[:-1], chunks)
+                if sums
+                else row.loop(self, frame, lambda f, lane: join(f, lane, totals))
+            ),
+            *row.loop(self, frame, finish),
+        ]
 
     def _lane_arrays(
-        self, what: str, steps: Iterable[FusedStep], kind: Callable[[FusedStep], tuple[Type, Expr]], number: int
+        self, what: str, steps: Iterable[FusedStep], kind: Callable[[FusedStep], tuple[Type, Expr]]
     ) -> dict[str, Array]:
-        """Return an array of *number* elements of *kind* for each of *steps*, by name."""
+        """Return an array of *kind* with an element for each point of a row, for each of *steps*, by name."""
         return {
-            s.name: Array(f":{what} {s.name} {self._next()}", kind(s)[0], number, "private", align=64) for s in steps
+            s.name: Array(f":{what} {s.name} {self._next()}", kind(s)[0], self.row_points, "private", align=64)
+            for s in steps
         }
 
     def _row(self, frame: EmissionState, name: str, value: str) -> Array:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import reduce
 from itertools import count
 from math import inf, isinf, isnan
 from typing import TypeVar
@@ -289,30 +290,45 @@ below :math:`4 \cdot 10^{-9}`; it is in Estrin's order, since a processor otherw
 the other.  In all, the error is at most 1.1 units in the last place.
 """
 
-TANH_SOURCE = """T tanh_N(T a) {
-    const float z = a * a, m = a < 0.0f ? -a : a;
-    const float high = (-5.70498872745e-3f * z + 2.06390887954e-2f) * z - 5.37397155531e-2f;
-    const float near = ((high * z + 1.33314422036e-1f) * z - 3.33332819422e-1f) * z * a + a;
-    const float far = 1.0f - 2.0f / (EXP(m + m) + 1.0f);
-    return m < 0.625f ? near : a < 0.0f ? -far : far;
-}"""
-"""The C dialect's hyperbolic tangent of float32 (S. Moshier, Cephes, tanhf).
 
-A library has one for vectors and another for single elements, whose last bits differ; gradients of a maximum compare
-an element that is computed again with the maximum.
-"""
+@dataclass(frozen=True, slots=True)
+class OddQuotient:
+    r"""The odd function :math:`x\, P(x^2)/Q(x^2)` of float32 for |x| ≤ *end*; from there on it is 1, or -1.
 
-ERF_SOURCE = """T erf_N(T a) {
-    const float x = a < -4.0f ? -4.0f : a > 4.0f ? 4.0f : a, s = x * x;
-    const float p = (((1.98656151e-6f * s + 2.84541321e-4f) * s + 3.88312709e-3f) * s + 5.31010976e-2f) * s;
-    const float q = (((3.74165516e-5f * s + 1.18547968e-3f) * s + 1.52068641e-2f) * s + 1.15348755e-1f) * s;
-    const float y = x * ((p + 1.93542843e-1f) * s + 1.12837914f) / ((q + 5.04855439e-1f) * s + 1.0f);
-    return y < -1.0f ? -1.0f : y > 1.0f ? 1.0f : y;
-}"""
-r"""The C dialect's error function of float32: :math:`x\, P(x^2)/Q(x^2)` for |x| ≤ 4, from where on it is 1 in float32.
+    *above* and *below* are the coefficients of `P` and of `Q`, of the highest power first.
+    """
 
-The quotient has a relative error below :math:`3 \cdot 10^{-8}` (a weighted fit of least squares), with rounding at most
-5 units in the last place.  A library's takes three times as long.
+    end: int
+    above: tuple[float, ...]
+    below: tuple[float, ...]
+
+    def source(self, name: str) -> str:
+        """Return the function *name* in C; comparisons with NaN are false, so that a NaN stays one."""
+        p, q = (reduce(lambda total, c: f"({total} * s + {c}f)", c[1:], f"{c[0]}f") for c in (self.above, self.below))
+        return f"""T {name}_N(T a) {{
+    const float less = {self.end}.0f < a ? {self.end}.0f : a, x = -{self.end}.0f > less ? -{self.end}.0f : less;
+    const float s = x * x, y = x * {p} / {q}, most = 1.0f < y ? 1.0f : y;
+    return -1.0f > most ? -1.0f : most;
+}}"""
+
+
+ODD_QUOTIENTS = {
+    "erf": OddQuotient(
+        4,
+        (1.98656151e-6, 2.84541321e-4, 3.88312709e-3, 5.31010976e-2, 1.93542843e-1, 1.12837914),
+        (3.74165516e-5, 1.18547968e-3, 1.52068641e-2, 1.15348755e-1, 5.04855439e-1, 1.0),
+    ),
+    "tanh": OddQuotient(
+        9,
+        (1.33542249e-8, 2.06087597e-5, 3.49556844e-3, 1.33810091e-1, 9.99999979e-1),
+        (7.77637699e-7, 3.28560263e-4, 2.58769075e-2, 4.67143247e-1, 1.0),
+    ),
+}
+r"""The functions that are computed so on CPUs, with relative errors of the quotients below :math:`3 \cdot 10^{-8}`.
+
+With rounding, at most 5 and 6 units in the last place.  A library's functions take several times as long, and it has
+one for vectors and another for single elements, whose last bits differ; gradients of a maximum compare an element that
+is computed again with the maximum.
 """
 
 QUOTIENT_SOURCE = """T NAME(T a, T divisor, T high, T low) {
@@ -377,7 +393,11 @@ ROUNDED_SUM_NUMBER_SOURCE = f"""float rounded_sum_float32(
 """The same as a number: without the bits of fractions, so that nothing is converted."""
 
 
-C_SOURCES = {"erf": ERF_SOURCE, "exp": EXP_SOURCE, "tanh": TANH_SOURCE, "rounded_sum": ROUNDED_SUM_NUMBER_SOURCE}
+C_SOURCES = {
+    "exp": EXP_SOURCE,
+    "rounded_sum": ROUNDED_SUM_NUMBER_SOURCE,
+    **{name: quotient.source(name) for name, quotient in ODD_QUOTIENTS.items()},
+}
 """Functions of float32 that the C dialect defines."""
 
 

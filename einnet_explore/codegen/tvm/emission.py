@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from math import inf
 
 from einnet_explore.analysis.indices import box_tests
+from einnet_explore.codegen.language.dialects import ODD_QUOTIENTS, OddQuotient
 from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.ir import (
     COMPARISONS,
@@ -62,12 +63,6 @@ class _TvmFunctions:
     def exp(self, a: TvmObject) -> TvmObject:
         return _exp(a)
 
-    def tanh(self, a: TvmObject) -> TvmObject:
-        return _tanh(a)
-
-    def erf(self, a: TvmObject) -> TvmObject:
-        return _erf(a)
-
     def expit(self, a: TvmObject) -> TvmObject:
         return 1 / (1 + _exp(-a))
 
@@ -75,6 +70,8 @@ class _TvmFunctions:
         return tirx.nearbyint(a)
 
     def __getattr__(self, name: str) -> Callable[..., TvmObject]:
+        if name in ODD_QUOTIENTS:
+            return partial(_odd_quotient, ODD_QUOTIENTS[name])
         found: Callable[..., TvmObject] | None = getattr(tirx, name, None)
         if found is None:
             raise ValueError(f"{name} is no function of TVM")
@@ -160,35 +157,18 @@ def _scaled_power(x: TvmObject, shifted: TvmObject) -> TvmObject:
 _EXPONENT_SHIFT = 1.5 * 2**23 + 126
 _EXP = (0.001381408073939383, 0.0083687799051404, 0.04166841134428978, 0.1666651964187622, 0.4999999403955, 1.0, 1.0)
 """Least relative error on |r| <= ln 2 / 2 with p(0) = p'(0) = 1: 3e-9."""
-_TANH_ABOVE = (1.33542249e-8, 2.06087597e-5, 0.00349556844, 0.133810091, 0.999999979)
-_TANH_BELOW = (7.77637699e-7, 3.28560263e-4, 0.0258769075, 0.467143247, 1.0)
-"""Least relative error of the quotient on |x| <= 9: 2e-8."""
 
 
-def _tanh(argument: TvmObject) -> TvmObject:
-    """tanh in single precision (6 ulp): x P(x²)/Q(x²) for |x| <= 9, else 1 or -1."""
-    return _odd_quotient(argument, 9, _TANH_ABOVE, _TANH_BELOW)
+def _odd_quotient(function: OddQuotient, argument: TvmObject) -> TvmObject:
+    """Return *function* of *argument*; a NaN stays one, as in the exponential."""
 
-
-_ERF_ABOVE = (1.98656151e-6, 2.84541321e-4, 3.88312709e-3, 5.31010976e-2, 1.93542843e-1, 1.12837914)
-_ERF_BELOW = (3.74165516e-5, 1.18547968e-3, 1.52068641e-2, 1.15348755e-1, 5.04855439e-1, 1.0)
-
-
-def _erf(argument: TvmObject) -> TvmObject:
-    """erf in single precision, as the C dialect's: x P(x²)/Q(x²) for |x| <= 4, else 1 or -1."""
-    return _odd_quotient(argument, 4, _ERF_ABOVE, _ERF_BELOW)
-
-
-def _odd_quotient(argument: TvmObject, end: float, above: tuple[float, ...], below: tuple[float, ...]) -> TvmObject:
-    """Return x P(x²)/Q(x²), of absolute value 1 at most, for *argument* cut off at -*end* and *end*."""
-
-    def within(x: TvmObject, end: float) -> TvmObject:  # a NaN stays one, as in the exponential
+    def within(x: TvmObject, end: float) -> TvmObject:
         return tirx.max(tvm_constant(-end), tirx.min(tvm_constant(end), x))
 
     def of(x: TvmObject) -> TvmObject:
-        return _let(x * x, lambda s: x * _horner(s, above) / _horner(s, below))
+        return _let(x * x, lambda s: x * _horner(s, function.above) / _horner(s, function.below))
 
-    near = _let(argument, lambda x: _let(within(x, end), of))
+    near = _let(argument, lambda x: _let(within(x, function.end), of))
     return _let(near, lambda y: within(y, 1))
 
 
