@@ -468,15 +468,21 @@ PANELS = POINTWISE.replace("K[{c}, {f}]", "K[{panels}, {c}, 32]").replace("K[c, 
 
 
 def small_caches(bytes_of_l1: int) -> Machine:
-    """This machine with caches so small that a few kilobytes of weights exceed them."""
-    return replace(HERE, l1=bytes_of_l1, l2=4 * bytes_of_l1, l2_bytes=8)
+    """This machine with few registers, and caches so small that a few kilobytes of weights exceed them."""
+    return replace(HERE, registers=min(20, HERE.registers), l1=bytes_of_l1, l2=2 * bytes_of_l1)
 
 
 @pytest.mark.parametrize(
-    ("c", "points", "weights"),
-    [(64, 24, POINTWISE), (64, 24, PANELS), (51, 21, PANELS), (47, 24, PANELS), (64, 7, PANELS)],
+    ("c", "points", "weights", "divided"),
+    [
+        (64, 49, POINTWISE, True),
+        (64, 49, PANELS, True),
+        (48, 23, PANELS, True),
+        (47, 49, PANELS, False),
+        (64, 7, PANELS, False),
+    ],
 )
-def test_long_sums_in_blocks_have_the_same_bits(c: int, points: int, weights: str) -> None:
+def test_long_sums_in_blocks_have_the_same_bits(c: int, points: int, weights: str, divided: bool) -> None:
     """The terms of the sum are added in the same order.  47 terms, and one tile of rows, are no blocks."""
     program = ee.parse(weights.format(c=c, p=points, f=64, panels=2))
     scope = program.equations[0].scope
@@ -487,13 +493,28 @@ def test_long_sums_in_blocks_have_the_same_bits(c: int, points: int, weights: st
     product = match_product(stage, HERE.lanes)
     assert product is not None
     blocks = [sum_blocks(stage, product, product_tile(stage, product, m), m) for m in (few, HERE)]
-    assert blocks[1] == 1 and (blocks[0] > 1) == (c != 47 and points > product_tile(stage, product, few).rows)
-    assert c % blocks[0] == 0
+    assert blocks[1] == 1 and (blocks[0] > 1) == divided and c % blocks[0] == 0
+    assert (points % product_tile(stage, product, few).rows > 0) == (points == 23)
     got = [run(scope, (), arrays, machine=machine) for machine in (few, HERE)]
     np.testing.assert_array_equal(*got)
     columns = np.moveaxis(arrays["K"].reshape(-1, c, 64 if weights == POINTWISE else 32), 1, 0).reshape(c, 64)
     want = np.maximum(columns.T @ arrays["X"] + arrays["R"], 0)
     np.testing.assert_allclose(got[0].reshape(64, points), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_each_thread_keeps_partial_sums_of_its_own(threads: int) -> None:
+    program = ee.parse(PANELS.format(c=64, p=98, f=64, panels=2))
+    scope, few = program.equations[0].scope, small_caches(4096)
+    arrays, chain = integers(program), find_chain(scope)
+    points = next(c.traversal for c in chain.cuts() if c.traversal.extent == 98)
+    cuts = (chain.make_cut(points, 1, 49),)
+    stage = block_stages(chain, cuts, lambda t: t.name, threads)[0]
+    product = match_product(stage, HERE.lanes)
+    assert product is not None and sum_blocks(stage, product, product_tile(stage, product, few), few) > 1
+    for _ in range(4):
+        got = run(scope, cuts, arrays, threads, few).reshape(64, 98)
+        np.testing.assert_array_equal(got, evaluate(program, arrays)["Y"])
 
 
 def test_all_tiles_of_rows_prefetch_the_next_columns_evenly() -> None:
