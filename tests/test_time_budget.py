@@ -108,8 +108,12 @@ def test_normalisations_and_attention_are_expected_to_gain_more_than_products() 
     product = parse("tensor A[64, 64]\ntensor B[64, 64]\nY[m:64, n:64] = sum[k:64] A[m, k] * B[k, n]")
     mean = parse("tensor A[64, 64]\nM[m:64] = sum[n:64] A[m, n]\nY[m:64, n:64] = A[m, n] - M[m]")
     window = parse("tensor A[70, 64]\ntensor B[7, 64, 64]\nY[m:64, n:64] = sum[k:64, r:7] A[m + r, k] * B[r, k, n]")
+    joined = parse(
+        "tensor A[64, 64]\ntensor B[64, 64]\ntensor C[64, 64]\nY[m:64, n:64] = sum[k:64] A[m, k] * B[k, n]"
+        "\nZ[m:64, n:64] = sum[k:64] A[m, k] * C[k, n]\noutput Y, Z"
+    )
     gains = ExpectedGains()
-    assert gains.expected(product) < gains.expected(mean) < gains.expected(window)
+    assert gains.expected(product) == gains.expected(joined) < gains.expected(window) < gains.expected(mean)
     assert gains.expected(product) == gains.expected(mean, True) == gains.expected(window, True)
     gains.note(product, 0.9)
     assert gains.expected(product) > gains.expected(window)

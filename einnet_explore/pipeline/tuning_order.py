@@ -17,8 +17,8 @@ from itertools import chain
 from einnet_explore.analysis.products import is_contraction
 from einnet_explore.ir import Program, Scope, accesses
 
-WINDOW_GAIN, PRODUCT_GAIN, OTHER_GAIN = 0.35, 0.1, 0.3
-"""The part of its time that a program is expected to gain: with a window of positions, as one product, or otherwise.
+WINDOW_GAIN, PRODUCT_GAIN, OTHER_GAIN = 0.35, 0.1, 0.4
+"""The part of its time that a program is expected to gain: with a window of positions, as products, or otherwise.
 
 Bilinear algorithms need windows, libraries multiply matrices well, and normalisations and attention are one kernel
 rather than several.  ``PRODUCT_GAIN`` also stands for what a program gains beyond its tuned parts."""
@@ -47,6 +47,12 @@ def structure(program: Program) -> tuple[tuple[int, ...], ...]:
     )
 
 
+def _has_products_only(program: Program) -> bool:
+    """True if *program* has sums, and all of them are searched: none is part of a normalisation or a softmax."""
+    sums = {n for n, e in enumerate(program.equations) if any(s.extent > 1 for s in e.scope.summations)}
+    return bool(sums) and sums <= set(compute_bound(program))
+
+
 @dataclass
 class ExpectedGains:
     """The gains of the tasks so far, as parts of their originals' time, by structure."""
@@ -61,7 +67,7 @@ class ExpectedGains:
         """Return the part of its time that *program* is expected to gain, more than its parts if these are tuned."""
         windows = structure(program)
         gains = self.found[windows, has_tuned_parts]
-        prior = PRODUCT_GAIN if len(windows) == 1 or has_tuned_parts else OTHER_GAIN
+        prior = PRODUCT_GAIN if has_tuned_parts or _has_products_only(program) else OTHER_GAIN
         if any(windows) and not has_tuned_parts:
             prior = WINDOW_GAIN
         return (prior + sum(gains)) / (1 + len(gains))
