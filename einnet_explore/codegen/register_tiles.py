@@ -306,14 +306,13 @@ CACHE_LINE_BYTES, PAGE_BYTES = 64, 4096
 
 @dataclass(frozen=True, slots=True)
 class VectorLoads:
-    """Vectors that one step reads in all rows: their number, first-level cache accesses for each, the most that one tap
-    needs including those kept for later taps, and the most that are kept.
+    """Vectors that one step reads in all rows: their number, first-level cache accesses for each, and the most that one
+    tap needs, including those kept for later taps.
     """
 
     count: int
     accesses: int
     live: int
-    kept: int
 
 
 def count_loads(form: SumOfProducts, tile: RegisterTile, group: Sequence[Tap]) -> VectorLoads:
@@ -326,14 +325,12 @@ def count_loads(form: SumOfProducts, tile: RegisterTile, group: Sequence[Tap]) -
         for row in range(tile.rows):
             first.setdefault(offset + along * row, n)
             last[offset + along * row] = n
-    live, kept = ([0] * (len(offsets) + 1) for _ in range(2))
+    live = [0] * (len(offsets) + 1)
     for place, n in first.items():
         live[n] += 1
         live[last[place] + 1] -= 1
-        kept[n] += 1
-        kept[last[place]] -= 1
     aligned = all(p % tile.lanes == 0 for p in (*offsets, *_vector_strides(form, tile)))
-    return VectorLoads(len(first), 1 if aligned else 2, max(accumulate(live)), max(accumulate(kept)))
+    return VectorLoads(len(first), 1 if aligned else 2, max(accumulate(live)))
 
 
 def with_cycles(
@@ -406,11 +403,7 @@ def _step_cycles(
     """
     adds = taps * tile.rows * tile.vectors * tile.slots
     loads = load.count * tile.vectors
-    # Operands in registers: a tap's vectors and one other value, or its other values, one vector and kept vectors.
-    if tile.rows * tile.vectors <= tile.slots:
-        operands = load.live * tile.vectors + 1 + kept
-    else:
-        operands = load.kept * tile.vectors + 1 + tile.slots
+    operands = load.live * tile.vectors + 1 + kept  # in registers: a tap's vectors, one other value, kept ones
     spilled = max(0, sums + operands - machine.registers)
     return max(
         adds / machine.fma_per_cycle,

@@ -21,13 +21,13 @@ C_KERNEL_VERSION = 13
 SCHEDULE_VERSION = 44
 """Kernels that TVM compiles: stages as written, rows, one-pass softmax, chains in blocks."""
 
-TILED_KERNEL_VERSION = 15
+TILED_KERNEL_VERSION = 16
 """Tiled contractions."""
 
 INTEGER_PRODUCT_VERSION = 10
 """Products of bytes and of bfloat16, with epilogues."""
 
-TILE_CHOICE_VERSION = 6
+TILE_CHOICE_VERSION = 7
 """Which tile ``best_tile`` chooses for a contraction."""
 
 SEARCH_VERSION = 27

@@ -600,21 +600,11 @@ class _Writer:
             vector = partial(
                 self._vector_operand, n, {**env, **block} if self.plan.has_packed_vectors else env, *these[0]
             )
-            if len(positions) <= len(each):
-                vectors = {p: T.bind(vector(*p)) for p in positions}
-                for (at, tap), j in each:
-                    held = {p: T.bind(other(at, tap, j, p[1])) for p in dict.fromkeys(shared.values())}
-                    for p in positions:
-                        accumulate(sums[tap.phase, *p, j], vectors[p], held[shared[p]])
-            else:
-                others = {
-                    (at, j, p): T.bind(other(at, tap, j, p[1]))
-                    for ((at, tap), j), p in product(each, dict.fromkeys(shared.values()))
-                }
+            vectors = {p: T.bind(vector(*p)) for p in positions}
+            for (at, tap), j in each:
+                held = {p: T.bind(other(at, tap, j, p[1])) for p in dict.fromkeys(shared.values())}
                 for p in positions:
-                    one = T.bind(vector(*p))
-                    for (at, tap), j in each:
-                        accumulate(sums[tap.phase, *p, j], one, others[at, j, shared[p]])
+                    accumulate(sums[tap.phase, *p, j], vectors[p], held[shared[p]])
 
     def _vector_operand(self, group: int, env: Environment, at: int, tap: Tap, row: int, n: int) -> TvmObject:
         """Return the vector that *tap*, number *at* of its *group*, reads in *row*."""
