@@ -37,6 +37,7 @@ from einnet_explore.runtime.integer_products import integer_product
 from einnet_explore.runtime.onnx_fragment import INSTRUCTION_SETS, LibraryKernels
 from einnet_explore.runtime.onnx_weights import DOMAIN
 from einnet_explore.runtime.program import compile_program
+from einnet_explore.runtime.tvm_cpu import TvmSource
 from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.syntax import parse
 
@@ -605,3 +606,17 @@ def test_sizes_stay_fixed_if_the_original_has_no_form_in_the_operator_set(
     assert found["why_sizes_are_fixed"].startswith(
         "operator set ai.onnx: found version 21 in a plan and 11 in the model"
     )
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86-64")
+@pytest.mark.parametrize("cpu", INSTRUCTION_SETS)
+def test_loops_use_the_widest_vectors_of_an_instruction_set(cpu: str, tmp_path: Path) -> None:
+    text = "tensor X[4, 40, 40] pad [0, 1, 1]\nY[c:4, h:20, w:20] = max[r:3, s:3] X[c, 2*h+r-1, 2*w+s-1]"
+    path = tmp_path / "kernel.o"
+    TvmSource(parse(text).equations[0].scope).write_object(path, f"{compiled.ENTRY_POINT_PREFIX}main", cpu)
+    tool = shutil.which("objdump")
+    if tool is None:
+        pytest.skip("no objdump")
+    code = subprocess.run([tool, "-d", str(path)], capture_output=True, text=True, check=True).stdout
+    maxima = [line for line in code.splitlines() if "maxps" in line]
+    assert maxima and any("%zmm" in line for line in maxima) == (cpu == "x86-64-v4")

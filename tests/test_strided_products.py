@@ -122,3 +122,9 @@ def test_a_pooling_alone_is_a_subprogram_with_a_kernel_of_windows() -> None:
     got = compile_program(program, choose=choose).run({name: x})
     assert KernelCall in kinds and len(kinds) > 1
     np.testing.assert_array_equal(got[equation.name], evaluate(program, {name: x})[equation.name])
+
+
+def test_sums_of_prefixes_alone_are_no_subprogram() -> None:
+    nodes = [node("CumSum", ["x", "axis"], ["y"])]
+    model = load_model(build(nodes, {"x": (4, 6)}, ["y"], {"axis": np.array(1)}))
+    assert [skipped.why for skipped in partition(model).skipped] == ["CumSum alone is no subprogram"]

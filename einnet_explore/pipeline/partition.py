@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from einnet_explore.analysis.access_structure import windows
-from einnet_explore.ir import Equation, tensors
+from einnet_explore.ir import Equation, accesses, tensors
 from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.onnx_import.node_call import NotUnderstood, assemble
@@ -141,8 +141,16 @@ def _is_worthwhile(group: tuple[int, ...], model: Model, understood: Mapping[int
         return False
     kind, equations = work_kind(model.nodes[group[0]]), understood[group[0]]
     # A normalisation is several equations by itself; windows of a pooling overlap, so a kernel loads elements once.
-    several = kind == "reduction" and (len(equations) > 1 or any(windows(e.scope) for e in equations))
+    several = kind == "reduction" and (len(equations) > 1 or any(map(_has_short_windows, equations)))
     return len(group) > 1 or several or kind == "contraction"
+
+
+def _has_short_windows(equation: Equation) -> bool:
+    """Whether *equation* reduces windows shorter than the traversal along which they slide; prefixes are not."""
+    scope = equation.scope
+    sliding = windows(scope)
+    pairs = ((x, y) for a in accesses(scope.body) for i in a.index for x in i.iterators for y in i.iterators)
+    return any(x in scope.traversals and y in sliding and y.extent < x.extent for x, y in pairs)
 
 
 def _parts(
