@@ -48,9 +48,9 @@ def structure(program: Program) -> tuple[tuple[int, ...], ...]:
 
 
 def _has_products_only(program: Program) -> bool:
-    """True if *program* has sums, and all of them are searched: none is part of a normalisation or a softmax."""
-    sums = {n for n, e in enumerate(program.equations) if any(s.extent > 1 for s in e.scope.summations)}
-    return bool(sums) and sums <= set(compute_bound(program))
+    """True if *program* has sums, and all of them are products: none is part of a normalisation or a softmax."""
+    sums = [e.scope for e in program.equations if any(s.extent > 1 for s in e.scope.summations)]
+    return bool(sums) and all(map(is_contraction, sums))
 
 
 @dataclass
