@@ -91,6 +91,12 @@ output C, E"""
         assert any("Matmul" in str(e.kind) for e in found)
 
 
+@pytest.fixture(autouse=True)
+def _no_overhead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded times are compared as they are, whatever a session takes on this machine."""
+    monkeypatch.setattr(tuning_task, "session_overhead", lambda displacing_bytes: 0.0)
+
+
 NESTED = sorted([(4, 6), (6, 3), (6, 6)] * 2)
 """The shapes of the tables of F(4x4, 3x3): those of F(4, 3), for each of two dimensions."""
 BUDGET = 120
@@ -119,7 +125,7 @@ def held(
     def engine(entered: Program, _: object) -> Any:
         measured.append(entered)
         seconds = won if nested(entered) else other
-        store.record(contest._key("program", entered), seconds, "recorded")
+        store.record(contest._key("program in place", entered), seconds, "recorded")
         return lambda feeds: result
 
     store = ProfileStore(cache / "p.sqlite")
@@ -203,7 +209,7 @@ def test_fewer_nodes_win_where_times_are_within_the_noise(tmp_path: Path) -> Non
         for name in ("onnxruntime", "onnxruntime alone"):
             store.record(task._key(name), 9e-6, "recorded")
         for variant, time in ((few, 3e-6), (many, 3e-6 - apart)):
-            store.record(task._key("program", variant.end), time, "recorded")
+            store.record(task._key("program in place", variant.end), time, "recorded")
         outcome = task.run(1.0)
         assert outcome.winner is not None
         return count_nodes(outcome.winner.end)
@@ -323,7 +329,7 @@ def tuned(cache: Path, before: float, exact: float, inexact: float, runtime: Run
     for name in ("onnxruntime", "onnxruntime alone"):
         store.record(task._key(name), before, "recorded")
     for name, seconds in (("exact", exact), ("inexact", inexact)):
-        store.record(task._key("program", forms[name].end), seconds, "recorded")
+        store.record(task._key("program in place", forms[name].end), seconds, "recorded")
     return task.run(1.0)
 
 
