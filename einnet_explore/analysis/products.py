@@ -78,7 +78,7 @@ class TensorContraction:
 
 
 def is_contraction(scope: Scope) -> bool:
-    """Whether *scope* is a sum of products of two reads."""
+    """True if *scope* is a sum of products of two reads."""
     try:
         TensorContraction.of(scope)
     except Refused:

@@ -303,6 +303,9 @@ SPILL_PENALTY = 0.13
 ELEMENT_BYTES = 4
 CACHE_LINE_BYTES, PAGE_BYTES = 64, 4096
 
+LINE_ELEMENTS = CACHE_LINE_BYTES // ELEMENT_BYTES
+"""Elements of a line of the caches."""
+
 
 @dataclass(frozen=True, slots=True)
 class VectorLoads:

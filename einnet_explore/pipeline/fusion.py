@@ -209,7 +209,7 @@ def _fuse_pair(derivation: Derivation, source: Equation, reader: Equation) -> De
 
 
 def sums_with_strides(scope: Scope) -> bool:
-    """Whether *scope* is a sum that reads elements which are not neighbours along one of its traversals."""
+    """True if *scope* is a sum that reads elements which are not neighbours along one of its traversals."""
     moves = ((x, i.coefficient(x)) for a in accesses(scope.body) for i in a.index for x in i.iterators)
     return bool(scope.summations) and any(abs(k) > 1 and x in scope.traversals and x.extent > 1 for x, k in moves)
 

@@ -371,7 +371,7 @@ def _has_light_contraction(units: NodeGroups, group: int) -> bool:
 
 
 def _is_faster_joined(units: NodeGroups, before: int, after: int) -> bool:
-    """Whether one kernel in blocks of two groups, each of which has one as well, is estimated to be faster."""
+    """True if one kernel in blocks is estimated to compute two groups faster than one kernel for each of them."""
     programs = [units.program_of(units.members[group]) for group in (before, after)]
     whole = units.program_of(units.members[before] | units.members[after])
     question = (

@@ -146,7 +146,7 @@ def _is_worthwhile(group: tuple[int, ...], model: Model, understood: Mapping[int
 
 
 def _has_short_windows(equation: Equation) -> bool:
-    """Whether *equation* reduces windows shorter than the traversal along which they slide; prefixes are not."""
+    """True if *equation* reduces windows shorter than the traversal along which they slide; prefixes are not."""
     scope = equation.scope
     sliding = windows(scope)
     pairs = ((x, y) for a in accesses(scope.body) for i in a.index for x in i.iterators for y in i.iterators)
@@ -162,7 +162,7 @@ def _parts(
 ) -> tuple[Subprogram, ...]:
     """Return the subprograms of the contractions in *group* before they were joined with others.
 
-    Where several chains of contractions were joined, these are the parts.
+    If several chains of contractions were joined, the parts are these chains.
     """
     inside = set(group)
 

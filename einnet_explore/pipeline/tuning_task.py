@@ -26,7 +26,7 @@ from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, OriginalOpener
 from einnet_explore.pipeline.vector_layouts import chain_in_vectors, is_fixed_chain, products_in_vectors
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays
-from einnet_explore.runtime.implementation_choice import ProfileStore, clock_rate, session_overhead
+from einnet_explore.runtime.implementation_choice import ProfileStore, clock_rate, session_overhead, without_overhead
 from einnet_explore.runtime.measurement import (
     LONG_CALL_SECONDS,
     MAX_FIRST_RUN_RATIO,
@@ -506,9 +506,8 @@ class TuningTask:
 
     def _closed_variants(self) -> FoundVariants | None:
         """Return no variants where several contractions are one chain in vectors: its parts are searched."""
-        return (
-            FoundVariants([], 0) if self.context.settings.runtime == "plan" and is_fixed_chain(self.program) else None
-        )
+        is_closed = self.context.settings.runtime == "plan" and is_fixed_chain(self.program)
+        return FoundVariants([], 0) if is_closed else None
 
     @property
     def _structure(self) -> Hashable:
@@ -614,7 +613,7 @@ class TuningTask:
         # A plan is one session: the calls of others are not part of it.
         overhead = session_overhead(self.displacing_bytes)
         return finalists, {
-            name: seconds if isinstance(calls[name].run, BoundProgram) else max(seconds - overhead, seconds / 8)
+            name: seconds if isinstance(calls[name].run, BoundProgram) else without_overhead(seconds, overhead)
             for name, seconds in times.items()
         }
 

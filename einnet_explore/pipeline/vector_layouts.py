@@ -159,7 +159,7 @@ def is_chain_in_vectors(program: Program) -> bool:
 
 
 def is_fixed_chain(program: Program) -> bool:
-    """Whether one kernel in blocks computes several contractions of *program*, which is then not searched.
+    """True if one kernel in blocks computes several contractions of *program*, which is then not searched.
 
     A contraction of few products for each element, such as a depthwise convolution, is one of them.
     """

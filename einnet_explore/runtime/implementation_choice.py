@@ -337,7 +337,7 @@ def _times(calls: Mapping[str, Call], threads: int, displace: Call | None) -> di
     """Seconds of each call, after *displace*, without the overhead of calls from Python."""
     # With threads everything is measured in a session.
     return {
-        engine: max(seconds - (session_overhead() if engine == "onnxruntime" or threads > 1 else 0), seconds / 8)
+        engine: without_overhead(seconds, session_overhead() if engine == "onnxruntime" or threads > 1 else 0)
         for engine, seconds in time_implementations(calls, threads, displace).items()
     }
 
@@ -365,6 +365,11 @@ def time_implementations(calls: Mapping[str, Call], threads: int, displace: Call
         if len(near) == 1:
             break
     return slow | least
+
+
+def without_overhead(seconds: float, overhead: float) -> float:
+    """Return *seconds* less *overhead*, but an eighth of them at least: both are measured, and vary."""
+    return max(seconds - overhead, seconds / 8)
 
 
 @lru_cache(maxsize=16)
@@ -638,10 +643,10 @@ def _pair_times(
             call()
 
     engines = {fused: both.bind(made), UNFUSED_PAIR: run_unfused}
-    # What the epilogue reads besides the product, such as a residual, was written earlier: it stays displaced.
+    # A node before has written the product's operands; a residual of the epilogue is older, and stays displaced.
     times = time_implementations(engines, threads, constants_displacer(first, second.out))
     if threads > 1:  # two sessions where a plan has one
-        times[UNFUSED_PAIR] = max(times[UNFUSED_PAIR] - session_overhead(), times[UNFUSED_PAIR] / 8)
+        times[UNFUSED_PAIR] = without_overhead(times[UNFUSED_PAIR], session_overhead())
     return times
 
 

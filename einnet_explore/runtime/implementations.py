@@ -663,7 +663,7 @@ MAX_VISITED_RATIO = 16
 
 
 def _is_mostly_padding(scope: Scope) -> bool:
-    """Whether most points of the sums of *scope* read padding, such as those of a transposed convolution.
+    """True if most points of the sums of *scope* read padding, such as those of a transposed convolution.
 
     Loops over all of them take thousands of times as long as tiles, so that even one run is too long.
     """

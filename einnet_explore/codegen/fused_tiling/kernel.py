@@ -48,7 +48,7 @@ from einnet_explore.codegen.fused_tiling.block_sizes import (
 from einnet_explore.codegen.language.dialects import transpose_rows
 from einnet_explore.codegen.language.lowering import mixed_radix_split, tensor_name
 from einnet_explore.codegen.preparation import expand_table
-from einnet_explore.codegen.register_tiles import Machine
+from einnet_explore.codegen.register_tiles import LINE_ELEMENTS, Machine
 from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.codegen.tvm.emission import (
     Environment,
@@ -87,9 +87,6 @@ from einnet_explore.support.lazy_modules import LazyModule
 
 tirx, T = LazyModule("tvm.tirx"), LazyModule("tvm.tirx.script.builder.ir")
 
-
-LINE_ELEMENTS = 16
-"""Elements of a line of the caches."""
 
 PREFETCHED_ELEMENTS = 4 * LINE_ELEMENTS
 """Elements by which rows of an input that are read together, or of the result, are prefetched: four lines.

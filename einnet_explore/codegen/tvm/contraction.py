@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.codegen.register_tiles import (
-    CACHE_LINE_BYTES,
     ELEMENT_BYTES,
+    LINE_ELEMENTS,
     FlatAddress,
     OperandLayout,
     RegisterTile,
@@ -270,8 +270,12 @@ class ContractionPlan:
     @cached_property
     def sides(self) -> tuple[Tensor, ...]:
         """The tensors that the epilogue reads."""
-        reads = [a.source for a in accesses(self.form.epilogue) if a.source != SUM_RESULT]
-        return tuple({t.name: t for t in reads if isinstance(t, Tensor)}.values())
+        return tuple({t.name: t for t, _ in self._side_reads}.values())
+
+    @property
+    def _side_reads(self) -> tuple[tuple[Tensor, tuple[Index, ...]], ...]:
+        reads = dict.fromkeys((a.source, a.index) for a in accesses(self.form.epilogue) if a.source != SUM_RESULT)
+        return tuple((source, index) for source, index in reads if isinstance(source, Tensor))
 
     @cached_property
     def far_sides(self) -> tuple[tuple[Tensor, tuple[Index, ...]], ...]:
@@ -279,13 +283,10 @@ class ContractionPlan:
         form = self.form
         if any(p > 1 for p in form.periods):
             return ()
-        reads = dict.fromkeys((a.source, a.index) for a in accesses(form.epilogue) if a.source != SUM_RESULT)
         return tuple(
             (source, index)
-            for source, index in reads
-            if isinstance(source, Tensor)
-            and prod(source.shape) * ELEMENT_BYTES >= MIN_FAR_BYTES
-            and index[-1].coefficient(form.outside[-1]) == 1
+            for source, index in self._side_reads
+            if prod(source.shape) * ELEMENT_BYTES >= MIN_FAR_BYTES and index[-1].coefficient(form.outside[-1]) == 1
         )
 
     @property
@@ -366,7 +367,7 @@ def plan_contraction(
 
 
 def _is_read_sparsely(form: SumOfProducts, tile: RegisterTile, copy: OperandLayout) -> bool:
-    """Whether tiles often read elements that are in *copy*, and none between them."""
+    """True if tiles often read elements that are in *copy*, and none between them."""
     sizes = {form.traversals[-1]: tile.lanes * tile.vectors, tile.row: tile.rows}
     readers = (x for x in form.traversals if x not in form.moves(1 - tile.vector))
     times = prod(-(-x.extent // sizes.get(x, 1)) for x in readers)
@@ -565,7 +566,7 @@ class _Writer:
         done = _row_major_position([step[y] for y in sums], [extents[y] for y in sums])
         at = (self._sharing_tile(block) * steps + done) * stride
         memory = self.operands[packed != plan.tile.vector]
-        for line in range(0, stride, CACHE_LINE_BYTES // ELEMENT_BYTES):
+        for line in range(0, stride, LINE_ELEMENTS):
             T.evaluate(prefetch_line(memory, following + at + line, cache=2))
 
     def _prefetch_sides(self, env: Environment, extents: Mapping[Iterator, int], step: Environment) -> None:
