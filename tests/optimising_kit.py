@@ -16,6 +16,7 @@ from einnet_explore.codegen import versions
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline import selection as result_module
+from einnet_explore.pipeline import selection_trials
 from einnet_explore.pipeline import tuning_task as contest_module
 from einnet_explore.pipeline.assembly import PlanForm
 from einnet_explore.pipeline.optimised import Optimised
@@ -125,9 +126,9 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(contest_module, name, {"MAX_WINNER_RATIO": 1e9, "NEGLIGIBLE_SHARE": 0.0}[name])
     monkeypatch.setattr(contest_module, "_time", lambda *_: 1.0)
     monkeypatch.setattr(result_module, "MIN_SPEEDUP", 0.0)
-    monkeypatch.setattr(result_module, "MIN_EXPORT_SPEEDUP", 0.0)
+    monkeypatch.setattr(selection_trials, "MIN_EXPORT_SPEEDUP", 0.0)
     monkeypatch.setattr(
         result_module, "FORMS", {"plan": plan_forms("joined", "apart"), "onnxruntime": plan_forms("exported")}
     )
-    monkeypatch.setattr(result_module, "MIN_PART_SPEEDUP", 0.0)
-    monkeypatch.setattr(result_module, "MAX_LOSING_SPEEDUP", 0.0)
+    monkeypatch.setattr(selection_trials, "MIN_PART_SPEEDUP", 0.0)
+    monkeypatch.setattr(selection_trials, "MAX_LOSING_SPEEDUP", 0.0)

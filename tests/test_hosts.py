@@ -16,13 +16,13 @@ from onnx_building import build, node
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline import baseline as baseline_module
-from einnet_explore.pipeline import hosted_plan, optimised, selection
+from einnet_explore.pipeline import hosted_plan, optimised, selection, selection_trials
 from einnet_explore.pipeline.baseline import Baseline, random_model_inputs
 from einnet_explore.pipeline.hosted_plan import build_hosted_plan
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.plan import GroupRun, ProgramCall
-from einnet_explore.pipeline.selection import MIN_HOSTED_SPEEDUP, select_host
+from einnet_explore.pipeline.selection_trials import MIN_HOSTED_SPEEDUP, select_host
 from einnet_explore.pipeline.subprogram import TunedSubprogram
 from einnet_explore.pipeline.tuning_task import Trial
 from einnet_explore.rules import Derivation
@@ -213,7 +213,7 @@ Seconds = Callable[[frozenset[int]], float]
 def test_the_host_is_the_fastest_by_trials(
     seconds: Seconds, found: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selection, "plan_speedup", lambda before, after, *_: before.seconds / after.seconds)
+    monkeypatch.setattr(selection_trials, "plan_speedup", lambda before, after, *_: before.seconds / after.seconds)
     made: list[frozenset[int]] = []
 
     def plan_of(kept: Sequence[int]) -> Any:
@@ -241,7 +241,7 @@ def test_the_host_is_the_fastest_by_trials(
 def test_exact_subprograms_leave_only_for_a_much_faster_host(
     seconds: Seconds, found: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selection, "plan_speedup", lambda before, after, *_: before.seconds / after.seconds)
+    monkeypatch.setattr(selection_trials, "plan_speedup", lambda before, after, *_: before.seconds / after.seconds)
     plan_of: Any = lambda kept: Fake(seconds(frozenset(kept)))  # noqa: E731
     current: Any = Fake(10.0)
     baseline = Baseline(NO_MODEL, Fake(10.0), {}, 1.0)  # type: ignore[arg-type]
@@ -249,7 +249,7 @@ def test_exact_subprograms_leave_only_for_a_much_faster_host(
 
 
 def test_hosts_with_other_outputs_or_refusals_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "plan_speedup", lambda before, after, *_: before.seconds / after.seconds)
+    monkeypatch.setattr(selection_trials, "plan_speedup", lambda before, after, *_: before.seconds / after.seconds)
     current: Any = Fake(10.0)
     baseline = Baseline(NO_MODEL, Fake(10.0), {}, 1.0)  # type: ignore[arg-type]
     wrong: Any = lambda kept: Fake(1.0, 1.0 if kept else 1.1)  # noqa: E731
@@ -281,7 +281,8 @@ def gains(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         after = 1.0 if plan is original else 1 / found[plan.host]
         return {"before": Timing(1.0, 0.0, 1, (1.0,)), "after": Timing(after, 0.0, 1, (after,))}
 
-    monkeypatch.setattr(selection, "plan_speedup", speedup)
+    for module in (selection, selection_trials):
+        monkeypatch.setattr(module, "plan_speedup", speedup)
     monkeypatch.setattr(baseline_module, "time_against_original", timed)
     monkeypatch.setattr(selection, "FORMS", {"plan": plan_forms("apart")})
     monkeypatch.setattr(selection, "installed_hosts", lambda: (StandIn().host,))

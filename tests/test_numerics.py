@@ -44,6 +44,7 @@ from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline import numerics as badge_module
 from einnet_explore.pipeline import optimiser as optimise_module
 from einnet_explore.pipeline import selection as result_module
+from einnet_explore.pipeline import selection_trials
 from einnet_explore.pipeline import tuning_task as contest_module
 from einnet_explore.pipeline.assembly import PlanForm
 from einnet_explore.pipeline.numerics import ErrorReport, report_errors
@@ -387,7 +388,7 @@ def test_the_report_of_a_kept_convolution(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(result_module, "MIN_SPEEDUP", 0.0)
     monkeypatch.setattr(result_module, "MIN_REMEMBERED_SPEEDUP", 0.0)
     monkeypatch.setattr(result_module, "FORMS", {"onnxruntime": (PlanForm.EXPORTED_SEPARATE,)})
-    monkeypatch.setattr(result_module, "MIN_PART_SPEEDUP", 0.0)
+    monkeypatch.setattr(selection_trials, "MIN_PART_SPEEDUP", 0.0)
     rng = np.random.default_rng(0)
     weights = {"w": rng.standard_normal((16, 16, 3, 3)).astype(np.float32)}
     proto = build([node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])], {"x": [1, 16, 12, 12]}, ["y"], weights)

@@ -25,6 +25,7 @@ from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline import baseline as whole_module
 from einnet_explore.pipeline import optimiser as contests_module
 from einnet_explore.pipeline import selection as result_module
+from einnet_explore.pipeline import selection_trials
 from einnet_explore.pipeline import tuning_task as contest_module
 from einnet_explore.pipeline.baseline import discriminating_inputs
 from einnet_explore.pipeline.given_inputs import given_inputs
@@ -80,8 +81,8 @@ def test_plan_of_all_derived_subprograms_is_correct_at_any_times(
     monkeypatch.setattr(contest_module, "_time", lambda *_: 1.0)
     monkeypatch.setattr(result_module, "MIN_SPEEDUP", 0.0)
     monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("joined")})
-    monkeypatch.setattr(result_module, "MIN_PART_SPEEDUP", 0.0)
-    monkeypatch.setattr(result_module, "MAX_LOSING_SPEEDUP", 0.0)
+    monkeypatch.setattr(selection_trials, "MIN_PART_SPEEDUP", 0.0)
+    monkeypatch.setattr(selection_trials, "MAX_LOSING_SPEEDUP", 0.0)
     fast = searched(model(transposed()))
     said = sound(fast, tmp_path)
     assert [part["kept"] for part in said["subprograms"]] == [True, True]

@@ -18,12 +18,13 @@ from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline import baseline as against_module
 from einnet_explore.pipeline import baseline as whole_module
 from einnet_explore.pipeline import selection as result_module
+from einnet_explore.pipeline import selection_trials
 from einnet_explore.pipeline import tuning_task as contest_module
 from einnet_explore.pipeline.baseline import Baseline, random_model_inputs, time_with_original_process
 from einnet_explore.pipeline.optimised import ExportSelection
 from einnet_explore.pipeline.optimiser import Optimiser, Tuner
 from einnet_explore.pipeline.plan import ExecutionPlan, PlanModel, build_plan
-from einnet_explore.pipeline.selection import ForwardSelection, select_for_export
+from einnet_explore.pipeline.selection_trials import ForwardSelection, select_for_export
 from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram, choose_joined_or_parts
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import Trial
@@ -42,12 +43,12 @@ def test_parts_that_gain_nothing_in_the_whole_model_are_removed(
 ) -> None:
     monkeypatch.setattr(contest_module, "MAX_WINNER_RATIO", 1e9)
     monkeypatch.setattr(contest_module, "_time", lambda *_: 1.0)
-    monkeypatch.setattr(result_module, "MIN_PART_SPEEDUP", 1e9)
+    monkeypatch.setattr(selection_trials, "MIN_PART_SPEEDUP", 1e9)
     fast = searched(model(transposed()))
     said = sound(fast, tmp_path)
     assert said["speedup"] == 1.0 and not any(part["kept"] for part in said["subprograms"])
     assert all("of the speed without" in part["why"] for part in said["subprograms"])
-    monkeypatch.setattr(result_module, "MIN_PART_SPEEDUP", 0.0)
+    monkeypatch.setattr(selection_trials, "MIN_PART_SPEEDUP", 0.0)
     monkeypatch.setattr(result_module, "MIN_SPEEDUP", 1e9)
     again = sound(searched(model(transposed())), tmp_path)
     assert again["speedup"] == 1.0 and all("of the speed without" in part["why"] for part in again["subprograms"])
@@ -429,7 +430,8 @@ def test_a_plan_with_exact_subprograms_has_to_be_as_fast_as_the_original(
         return {"before": Timing(1.0, 0.0, 1, (1.0,)), "after": Timing(after, 0.0, 1, (after,))}
 
     monkeypatch.setattr(whole_module, "time_against_original", timed)
-    monkeypatch.setattr(result_module, "plan_speedup", lambda *_: 1.0)
+    for module in (result_module, selection_trials):
+        monkeypatch.setattr(module, "plan_speedup", lambda *_: 1.0)
     monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("apart")})
     fast = work.result()
     assert [part.kept for part in fast.parts] == [exact, exact]

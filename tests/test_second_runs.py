@@ -27,7 +27,7 @@ from einnet_explore.pipeline.baseline import (
 )
 from einnet_explore.pipeline.optimiser import SEARCH_TIME_SHARE, Optimiser
 from einnet_explore.pipeline.plan import ExecutionPlan
-from einnet_explore.pipeline.selection import (
+from einnet_explore.pipeline.selection_trials import (
     CERTAIN_SPEEDUP,
     ELIMINATION_SECONDS,
     FORWARD_SELECTION_SECONDS,

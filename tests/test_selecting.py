@@ -21,6 +21,7 @@ from einnet_explore.pipeline import assembly as assembling_module
 from einnet_explore.pipeline import optimised as attribution_module
 from einnet_explore.pipeline import plan as plan_module
 from einnet_explore.pipeline import selection as result_module
+from einnet_explore.pipeline import selection_trials
 from einnet_explore.pipeline.assembly import PlanForm
 from einnet_explore.pipeline.baseline import Baseline, random_model_inputs
 from einnet_explore.pipeline.model_sessions import open_session, run_session
@@ -28,18 +29,16 @@ from einnet_explore.pipeline.optimisation import OptimiserOptions
 from einnet_explore.pipeline.optimised import ExportSelection, Optimised
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
-from einnet_explore.pipeline.selection import (
+from einnet_explore.pipeline.selection import MIN_SELECTION_SECONDS, Selector, selection_seconds
+from einnet_explore.pipeline.selection_trials import (
     ELIMINATION_SECONDS,
     FORWARD_SELECTION_SECONDS,
     MAX_SINGLE_TRIALS,
-    MIN_SELECTION_SECONDS,
     UNTRIED,
     ForwardSelection,
-    Selector,
     forward_selection,
-    selection_seconds,
 )
-from einnet_explore.pipeline.selection import EXPORT_SELECTION_SECONDS as FILING
+from einnet_explore.pipeline.selection_trials import EXPORT_SELECTION_SECONDS as FILING
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.onnx_fragment import FragmentWriter
 from einnet_explore.support.errors import BackendError, Refused
@@ -233,7 +232,7 @@ def test_many_exact_subprograms_are_tried_in_the_first_form(exact: bool, monkeyp
 
 
 def test_the_original_rests_while_two_plans_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(result_module, "plan_speedup", lambda before, after, *_: before.seconds / after.seconds)
+    monkeypatch.setattr(selection_trials, "plan_speedup", lambda before, after, *_: before.seconds / after.seconds)
     original = Fake(10.0)
     baseline = Baseline(SimpleNamespace(nodes=()), original, {}, 1.0)  # type: ignore[arg-type]
     rested = list[int]()
@@ -248,7 +247,7 @@ def test_the_original_rests_while_two_plans_are_compared(monkeypatch: pytest.Mon
 
 
 def test_an_interrupt_ends_the_trials_with_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(result_module, "plan_speedup", lambda before, after, *_: before.seconds / after.seconds)
+    monkeypatch.setattr(selection_trials, "plan_speedup", lambda before, after, *_: before.seconds / after.seconds)
 
     def plan_of(kept: list[int]) -> Any:
         if 2 in kept:
@@ -297,7 +296,7 @@ def test_an_interrupt_keeps_what_an_earlier_run_kept(work: Optimiser, monkeypatc
 
 
 def test_what_an_earlier_run_kept_is_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(result_module, "plan_speedup", lambda before, after, *_: before.seconds / after.seconds)
+    monkeypatch.setattr(selection_trials, "plan_speedup", lambda before, after, *_: before.seconds / after.seconds)
     tried = list[list[int]]()
 
     def plan_of(kept: list[int]) -> Any:
