@@ -30,7 +30,7 @@ INTEGER_PRODUCT_VERSION = 10
 TILE_CHOICE_VERSION = 7
 """Which tile ``best_tile`` chooses for a contraction."""
 
-SEARCH_VERSION = 27
+SEARCH_VERSION = 28
 """What a search finds, and how its candidates are tuned and selected."""
 
 

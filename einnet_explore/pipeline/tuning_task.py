@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain, islice
 from math import inf, prod
+from statistics import median
 from time import perf_counter
 
 from einnet_explore.analysis.counts import ELEMENT_BYTES, compute_bound, is_compute_bound
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.analysis.patterns import extents, pattern
 from einnet_explore.codegen.wide_values import rounds_computed_values, rounds_exactly
-from einnet_explore.ir import VIEW, EOperatorKind, Program, Table, accesses
+from einnet_explore.ir import VIEW, EOperatorKind, Program, Table, accesses, scopes
 from einnet_explore.pipeline.fusion import chain_cycles, chain_in_blocks, fuse_eoperators
 from einnet_explore.pipeline.numerics import level_report, measure_errors
 from einnet_explore.pipeline.rounded_products import round_products
@@ -48,7 +49,7 @@ from einnet_explore.strategies.program_search import ProgramSearch, search_progr
 from einnet_explore.strategies.rounding_levels import allowed_rules
 from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.support.json_values import JsonObject, as_integer, as_number, as_object
-from einnet_explore.support.limits import MemoryWatch, WorkClock, return_free_memory
+from einnet_explore.support.limits import MemoryWatch, WorkClock, available_cores, return_free_memory
 from einnet_explore.support.wording import count_noun
 
 EVERY_RULE = (*RULES, *FEWER_PRODUCTS)
@@ -136,9 +137,19 @@ def find_variants(program: Program, cost: Cost, settings: Settings) -> FoundVari
 
 
 def _variant(seconds: float, program: Program, derivation: Callable[[], Derivation]) -> Variant:
-    read = (a.source for e in program.equations for a in accesses(e.scope.body))
     is_generated = not any(e.via and e.via.is_library_call for e in program.equations)
-    return Variant(seconds, _kind(program), derivation, tuple(t for t in read if isinstance(t, Table)), is_generated)
+    return Variant(seconds, _kind(program), derivation, _tables(program), is_generated)
+
+
+def _tables(program: Program) -> tuple[Table, ...]:
+    """Return the coefficient tables that *program* reads, each as often as it does."""
+    every = (a.source for e in program.equations for _, scope in scopes(e.scope) for a in accesses(scope.body))
+    return tuple(source for source in every if isinstance(source, Table))
+
+
+def _algorithm(tables: Iterable[Table]) -> Hashable:
+    """Return what identifies the bilinear algorithm of a program that reads *tables*."""
+    return tuple(sorted(table.shape for table in tables))
 
 
 def _same(derivation: Derivation) -> Derivation:
@@ -186,7 +197,7 @@ def variants_by_algorithm(ranked: Iterable[Variant], most: int, below: float) ->
     groups: dict[Hashable, list[Variant]] = {}
     for variant in ranked:
         if variant.seconds < below:
-            groups.setdefault(tuple(sorted(t.shape for t in variant.tables)), []).append(variant)
+            groups.setdefault(_algorithm(variant.tables), []).append(variant)
     return tuple(map(tuple, list(groups.values())[:most]))
 
 
@@ -216,23 +227,6 @@ def blocked_forms(groups: Iterable[Iterable[Variant]], most: int) -> tuple[Deriv
     """Return the cheapest variant of each of *groups* that is a chain, as a kernel in blocks, of *most* groups."""
     forms = ((chain_in_blocks(fuse_eoperators(variant.derivation())) for variant in group) for group in groups)
     return tuple(islice((made for group in forms if (made := next(filter(None, group), None)) is not None), most))
-
-
-MAX_CHAIN_SPREAD = 2.0
-"""A chain in blocks is compiled if its estimate is below this multiple of the cheapest one's, which is off by less."""
-
-
-def promising_chains(forms: Sequence[Derivation], threads: int, below: float) -> tuple[Derivation, ...]:
-    """Return those of the kernels in blocks *forms* whose estimates are below *below* seconds and near the least one.
-
-    The estimate counts the cycles of each stage.  A chain whose product reads all weights again for every block, or has
-    few rows, may take a hundred times as long as another one.
-    """
-    if not forms:
-        return ()
-    seconds = [chain_cycles(form.end, threads) / clock_rate() for form in forms]
-    most = min(below, MAX_CHAIN_SPREAD * min(seconds))
-    return tuple(form for form, one in zip(forms, seconds, strict=True) if one <= most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,11 +341,17 @@ class _Finalists:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A *derivation* to be measured, the *estimate* of its seconds in this form, if there is one, and its *kind*."""
+    """A *derivation* to be measured, and the *estimate* of its seconds, whose error depends on its *kind*."""
 
     derivation: Derivation
-    estimate: float | None = None
-    kind: Hashable = None
+    estimate: float
+    kind: Hashable
+
+
+def _chain_form(derivation: Derivation, threads: int) -> _Form:
+    """Return a chain in blocks with the cycles of its stages; its kind is its bilinear algorithm."""
+    program = derivation.end
+    return _Form(derivation, chain_cycles(program, threads) / clock_rate(), ("in blocks", _algorithm(_tables(program))))
 
 
 @dataclass(slots=True)
@@ -381,14 +381,14 @@ class _RecalledRun:
             array.max(initial=0)
 
 
-MAX_HOPEFUL_RATIO = 2.0
+MAX_HOPEFUL_RATIO = 1.6
 """A form is tried if its estimate, corrected by those of the forms so far, is below this multiple of the least time:
 estimates of forms of different kinds are off by such factors."""
 
-MAX_KNOWN_KIND_RATIO = 1.2
-"""The same for a form of a kind of which other tasks measured some: the least ratio to their estimates corrects its."""
+MAX_KNOWN_KIND_RATIO = 1.1
+"""The same for a form of a kind of which other tasks measured some: their median ratio to the estimates corrects its."""
 
-MAX_SAMPLE_RATIO = 1.6
+MAX_SAMPLE_RATIO = 1.25
 """A form whose first sample takes more than this multiple of the least one is not measured in turns."""
 
 
@@ -396,33 +396,33 @@ MAX_SAMPLE_RATIO = 1.6
 class _Race:
     """The samples of the forms so far, in *seconds* by name; *original_seconds* are to beat.
 
-    *ratios* are the least ratios of samples to estimates by kind, in the tasks before.
+    *ratios* are those of samples to estimates by kind, in the tasks before.
     """
 
     original_seconds: float
-    ratios: dict[Hashable, float] = field(default_factory=dict)
+    ratios: Mapping[Hashable, Sequence[float]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    correction: float = 0.0
-    """The least ratio of a sample to its estimate."""
-    samples: dict[Hashable, float] = field(default_factory=dict)
-    """These ratios by kind."""
+    samples: list[tuple[Hashable, float]] = field(default_factory=list)
+    """The kinds of the forms so far and these ratios."""
+
+    def expected(self, form: _Form) -> float:
+        """Return the seconds that *form* is expected to take: its estimate, corrected."""
+        if form.kind in self.ratios:
+            return form.estimate * median(self.ratios[form.kind])
+        return form.estimate * min((ratio for _, ratio in self.samples), default=1.0)
 
     def is_open_to(self, form: _Form) -> bool:
-        """Whether *form* may be the fastest, by its estimate."""
-        least = min((self.original_seconds, *self.seconds.values()))
-        if form.estimate is None or not self.correction:
+        """Return whether *form* may be the fastest; the first one is tried in any case."""
+        if not self.samples:
             return True
-        if (ratio := self.ratios.get(form.kind)) is not None:
-            return form.estimate * ratio < MAX_KNOWN_KIND_RATIO * least
-        return form.estimate * self.correction < MAX_HOPEFUL_RATIO * least
+        margin = MAX_KNOWN_KIND_RATIO if form.kind in self.ratios else MAX_HOPEFUL_RATIO
+        return self.expected(form) < margin * min((self.original_seconds, *self.seconds.values()))
 
     def enter(self, name: str, form: _Form, seconds: float) -> None:
         """Note that a run of *form* took *seconds*."""
         self.seconds[name] = seconds
-        if form.estimate is not None:
-            ratio = seconds / form.estimate
-            self.correction = min(self.correction or ratio, ratio)
-            self.samples[form.kind] = min(self.samples.get(form.kind, ratio), ratio)
+        if form.estimate:
+            self.samples.append((form.kind, seconds / form.estimate))
 
     def is_hopeless(self, once: float) -> bool:
         """Return whether a form whose first run took *once* seconds is too slow to be sampled: it also allocated."""
@@ -560,14 +560,17 @@ class TuningTask:
         blocked = blocked_forms(groups, settings.finalists)
         if in_vectors is not None and all(in_vectors.end != other.end for other in blocked):
             blocked = (*blocked, in_vectors)
-        forms += map(_Form, promising_chains(blocked, settings.threads, below))
+        chains = (_chain_form(derivation, settings.threads) for derivation in blocked)
+        forms += (chain for chain in chains if chain.estimate < below)
         apart = products_in_vectors(self.program) if in_vectors is not None else None
-        forms += [] if apart is None else [_Form(fuse_eoperators(apart))]
+        if apart is not None:
+            seconds, _ = self.context.cost(apart.end)
+            forms.append(_Form(fuse_eoperators(apart), seconds, _kind(apart.end)))
         if not forms:
             return stays(why=f"its kernels in blocks are estimated above {below * 1e6:.0f} µs")
         if settings.numerics == "bf16":
-            rounded = (round_products(form.derivation) for form in forms)
-            forms += [_Form(derivation) for derivation in rounded if derivation is not None]
+            rounded = [(form, round_products(form.derivation)) for form in forms]
+            forms += [_Form(made, form.estimate, ("bf16", form.kind)) for form, made in rounded if made is not None]
         finalists, times = self._measure(forms, memory)
         before = times.pop("original")
         excess = "; ".join(dict.fromkeys(finalists.over_bound))
@@ -618,19 +621,17 @@ class TuningTask:
         }
 
     def _compile(self, forms: Sequence[_Form], original: OriginalRun, memory: MemoryWatch) -> _Finalists:
-        """Compile *forms* in two rounds: those without an estimate and the first other one, then others with hope."""
+        """Compile *forms* that may be the fastest, those expected to be first, one on each core at a time."""
         found, race = _Finalists(), _Race(self.original_seconds, self.context.ratios)
-        want = original.outputs()
-        estimated = [form for form in forms if form.estimate is not None]
-        first = [*(form for form in forms if form.estimate is None), *estimated[:1]]
-        for tried in (first, estimated[1:]):
-            self._compile_ahead([form.derivation.end for form in tried if race.is_open_to(form)], memory)
-            for form in tried:
-                if race.is_open_to(form):
-                    self._try_form(form, found, race, original, want, memory)
-                    return_free_memory()  # of engines that were compared, each with weights in its layout
-        for kind, ratio in race.samples.items():
-            race.ratios[kind] = min(race.ratios.get(kind, ratio), ratio)
+        want, waiting = original.outputs(), list(forms)
+        while waiting := sorted(filter(race.is_open_to, waiting), key=race.expected):
+            batch, waiting = waiting[: available_cores()], waiting[available_cores() :]
+            self._compile_ahead([form.derivation.end for form in batch], memory)
+            for form in filter(race.is_open_to, batch):
+                self._try_form(form, found, race, original, want, memory)
+                return_free_memory()  # of engines that were compared, each with weights in its layout
+        for kind, ratio in race.samples:
+            self.context.ratios.setdefault(kind, []).append(ratio)
         return found
 
     def _compile_ahead(self, programs: Sequence[Program], memory: MemoryWatch) -> None:
