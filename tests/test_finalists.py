@@ -161,8 +161,8 @@ def test_candidates_that_cannot_win_are_not_compiled(tmp_path: Path) -> None:
     fast = ("in blocks", tuple(NESTED))
     ratios |= {kind: [9 * ratios[fast][0]] for kind in ratios if kind != fast}
     again, few = held(tmp_path / "again", program, **times, found=found, ratios=ratios)
-    assert again.winner == first.winner and {*few} < {*some}
-    assert len(ratios[fast]) == 2
+    assert again.winner == first.winner and len(ratios[fast]) == 2
+    assert all(map(nested, {*few} & {*some}))
 
 
 def test_winners_are_replayed_at_other_sizes(tmp_path: Path) -> None:
