@@ -110,7 +110,7 @@ class TuningContext:
     """Everything that tuning tasks of one model share.
 
     *cost* orders variants before they are measured, *compiler* makes them runnable, *store* keeps measured times.
-    *ahead* compiles kernels before *compiler* measures them.  *ratios* are those of measured to estimated
+    *ahead* compiles kernels before *compiler* measures them.  *ratios* are the least ratios of measured to estimated
     seconds, by kind of variant, in the tasks so far; *winners* are the steps of their winners, by structure
     and by pattern.
     """
@@ -120,7 +120,7 @@ class TuningContext:
     cost: Cost
     compiler: ProgramCompiler
     ahead: AheadCompiler = lambda programs, constants: None
-    ratios: dict[Hashable, list[float]] = field(default_factory=dict)
+    ratios: dict[Hashable, float] = field(default_factory=dict)
     winners: dict[Hashable, list[list[MatchJson]]] = field(default_factory=dict)
 
 
@@ -170,7 +170,7 @@ class Implementations:
 
     settings: Settings
     store: ProfileStore
-    ratios: dict[Hashable, list[float]] = field(default_factory=dict)
+    ratios: dict[Hashable, float] = field(default_factory=dict)
     winners: dict[Hashable, list[list[MatchJson]]] = field(default_factory=dict)
     """See ``TuningContext``, as for *ratios*."""
 

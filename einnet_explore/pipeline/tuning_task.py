@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain, islice
 from math import inf, prod
-from statistics import median
 from time import perf_counter
 
 from einnet_explore.analysis.counts import ELEMENT_BYTES, compute_bound, is_compute_bound
@@ -334,7 +333,7 @@ class _Finalists:
     """
 
     derivations: dict[str, Derivation] = field(default_factory=dict)
-    runners: dict[str, Callable[[], Arrays]] = field(default_factory=dict)
+    runners: dict[str, _RecalledRun] = field(default_factory=dict)
     refusals: list[str] = field(default_factory=list)
     over_bound: list[str] = field(default_factory=list)
 
@@ -348,10 +347,10 @@ class _Form:
     kind: Hashable
 
 
-def _chain_form(derivation: Derivation, threads: int) -> _Form:
-    """Return a chain in blocks with the cycles of its stages; its kind is its bilinear algorithm."""
+def _chain_form(derivation: Derivation, threads: int, layout: str = "in blocks") -> _Form:
+    """Return a chain in blocks with the cycles of its stages; its kind is its *layout* and bilinear algorithm."""
     program = derivation.end
-    return _Form(derivation, chain_cycles(program, threads) / clock_rate(), ("in blocks", _algorithm(_tables(program))))
+    return _Form(derivation, chain_cycles(program, threads) / clock_rate(), (layout, _algorithm(_tables(program))))
 
 
 @dataclass(slots=True)
@@ -386,7 +385,7 @@ MAX_HOPEFUL_RATIO = 1.6
 estimates of forms of different kinds are off by such factors."""
 
 MAX_KNOWN_KIND_RATIO = 1.1
-"""The same for a form of a kind of which other tasks measured some: their median ratio to the estimates corrects its."""
+"""The same for a form of a kind of which other tasks measured some: their least ratio to the estimates corrects its."""
 
 MAX_SAMPLE_RATIO = 1.25
 """A form whose first sample takes more than this multiple of the least one is not measured in turns."""
@@ -396,20 +395,19 @@ MAX_SAMPLE_RATIO = 1.25
 class _Race:
     """The samples of the forms so far, in *seconds* by name; *original_seconds* are to beat.
 
-    *ratios* are those of samples to estimates by kind, in the tasks before.
+    *ratios* are the least ratios of samples to estimates by kind, in the tasks before.
     """
 
     original_seconds: float
-    ratios: Mapping[Hashable, Sequence[float]] = field(default_factory=dict)
+    ratios: dict[Hashable, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    samples: list[tuple[Hashable, float]] = field(default_factory=list)
-    """The kinds of the forms so far and these ratios."""
+    samples: dict[Hashable, float] = field(default_factory=dict)
+    """These ratios of the forms so far."""
 
     def expected(self, form: _Form) -> float:
         """Return the seconds that *form* is expected to take: its estimate, corrected."""
-        if form.kind in self.ratios:
-            return form.estimate * median(self.ratios[form.kind])
-        return form.estimate * min((ratio for _, ratio in self.samples), default=1.0)
+        ratio = self.ratios.get(form.kind)
+        return form.estimate * (min(self.samples.values(), default=1.0) if ratio is None else ratio)
 
     def is_open_to(self, form: _Form) -> bool:
         """Return whether *form* may be the fastest; the first one is tried in any case."""
@@ -422,7 +420,8 @@ class _Race:
         """Note that a run of *form* took *seconds*."""
         self.seconds[name] = seconds
         if form.estimate:
-            self.samples.append((form.kind, seconds / form.estimate))
+            ratio = seconds / form.estimate
+            self.samples[form.kind] = min(self.samples.get(form.kind, ratio), ratio)
 
     def is_hopeless(self, once: float) -> bool:
         """Return whether a form whose first run took *once* seconds is too slow to be sampled: it also allocated."""
@@ -558,9 +557,9 @@ class TuningTask:
         forms = [_Form(fuse_eoperators(each.derivation()), each.seconds, each.kind) for each in promising]
         groups = chain_groups(ranked, settings, below)
         blocked = blocked_forms(groups, settings.finalists)
+        chains = [_chain_form(derivation, settings.threads) for derivation in blocked]
         if in_vectors is not None and all(in_vectors.end != other.end for other in blocked):
-            blocked = (*blocked, in_vectors)
-        chains = (_chain_form(derivation, settings.threads) for derivation in blocked)
+            chains.append(_chain_form(in_vectors, settings.threads, "in vectors"))
         forms += (chain for chain in chains if chain.estimate < below)
         apart = products_in_vectors(self.program) if in_vectors is not None else None
         if apart is not None:
@@ -602,16 +601,13 @@ class TuningTask:
     def _measure(self, forms: Sequence[_Form], memory: MemoryWatch) -> tuple[_Finalists, dict[str, float]]:
         """Compile *forms* that may be the fastest; time those that agree with the original, and the original."""
         original = self.opener()
-        finalists = self._compile(forms, original, memory)
+        read_others = displacing_read(self.displacing_bytes) if self.displacing_bytes else None
+        finalists = self._compile(forms, original, read_others, memory)
         keys = {
             name: self._key("program in place", derivation.end) for name, derivation in finalists.derivations.items()
         }
         keys = {"original": self._key("onnxruntime"), **keys}
-        calls = {
-            name: _RecalledRun(run, original.feeds)
-            for name, run in {"original": original.run, **finalists.runners}.items()
-        }
-        read_others = displacing_read(self.displacing_bytes) if self.displacing_bytes else None
+        calls = {"original": _RecalledRun(original.run, original.feeds), **finalists.runners}
         times = _times(self.context.store, keys, calls, read_others)
         # A plan is one session: the calls of others are not part of it.
         overhead = session_overhead(self.displacing_bytes)
@@ -620,7 +616,13 @@ class TuningTask:
             for name, seconds in times.items()
         }
 
-    def _compile(self, forms: Sequence[_Form], original: OriginalRun, memory: MemoryWatch) -> _Finalists:
+    def _compile(
+        self,
+        forms: Sequence[_Form],
+        original: OriginalRun,
+        read_others: Callable[[], object] | None,
+        memory: MemoryWatch,
+    ) -> _Finalists:
         """Compile *forms* that may be the fastest, those expected to be first, one on each core at a time."""
         found, race = _Finalists(), _Race(self.original_seconds, self.context.ratios)
         want, waiting = original.outputs(), list(forms)
@@ -628,10 +630,10 @@ class TuningTask:
             batch, waiting = waiting[: available_cores()], waiting[available_cores() :]
             self._compile_ahead([form.derivation.end for form in batch], memory)
             for form in filter(race.is_open_to, batch):
-                self._try_form(form, found, race, original, want, memory)
+                self._try_form(form, found, race, original, want, read_others, memory)
                 return_free_memory()  # of engines that were compared, each with weights in its layout
-        for kind, ratio in race.samples:
-            self.context.ratios.setdefault(kind, []).append(ratio)
+        for kind, ratio in race.samples.items():
+            race.ratios[kind] = min(race.ratios.get(kind, ratio), ratio)
         return found
 
     def _compile_ahead(self, programs: Sequence[Program], memory: MemoryWatch) -> None:
@@ -640,7 +642,14 @@ class TuningTask:
             self.context.ahead(programs, self.constants)
 
     def _try_form(
-        self, form: _Form, found: _Finalists, race: _Race, original: OriginalRun, want: Arrays, memory: MemoryWatch
+        self,
+        form: _Form,
+        found: _Finalists,
+        race: _Race,
+        original: OriginalRun,
+        want: Arrays,
+        read_others: Callable[[], object] | None,
+        memory: MemoryWatch,
     ) -> None:
         """Compile *form* and enter it in *race* and *found*, or say in *found* why it is refused."""
         derivation, feeds = form.derivation, original.feeds
@@ -668,10 +677,12 @@ class TuningTask:
                 )
                 return
             name = str(len(race.seconds))
-            found.derivations[name], found.runners[name] = derivation, _bind_feeds(run, feeds)
+            call = _RecalledRun(_bind_feeds(run, feeds), feeds)
+            found.derivations[name], found.runners[name] = derivation, call
             known = self.context.store.get(self._key("program in place", derivation.end))
             if known is None and not race.is_hopeless(once):
-                once = min(sample_seconds(found.runners[name], 1) for _ in range(2))
+                displace = read_others and partial(call.recall_after, read_others)
+                once = min(sample_seconds(call, 1, displace) for _ in range(2))
             race.enter(name, form, known.seconds if known else once)
             for slow in race.losers():  # their copies of the weights are freed
                 found.derivations.pop(slow, None)
