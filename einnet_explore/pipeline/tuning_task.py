@@ -380,6 +380,23 @@ class _RecalledRun:
             array.max(initial=0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """The *original* of a task and the outputs that it *wants*; *read_others* displaces weights before each run."""
+
+    original: OriginalRun
+    want: Arrays
+    read_others: Callable[[], object] | None
+
+    def run_of(self, run: Callable[[], Arrays]) -> _RecalledRun:
+        """Return *run* on the original's inputs."""
+        return _RecalledRun(run, self.original.feeds)
+
+    def displace(self, call: _RecalledRun) -> Callable[[], object] | None:
+        """Return what brings the caches into the state before *call* in a plan, if anything does."""
+        return None if self.read_others is None else partial(call.recall_after, self.read_others)
+
+
 MAX_HOPEFUL_RATIO = 1.6
 """A form is tried if its estimate, corrected by those of the forms so far, is below this multiple of the least time:
 estimates of forms of different kinds are off by such factors."""
@@ -602,13 +619,15 @@ class TuningTask:
         """Compile *forms* that may be the fastest; time those that agree with the original, and the original."""
         original = self.opener()
         read_others = displacing_read(self.displacing_bytes) if self.displacing_bytes else None
-        finalists = self._compile(forms, original, read_others, memory)
+        reference = _Reference(original, original.outputs(), read_others)
+        finalists = self._compile(forms, reference, memory)
         keys = {
             name: self._key("program in place", derivation.end) for name, derivation in finalists.derivations.items()
         }
         keys = {"original": self._key("onnxruntime"), **keys}
-        calls = {"original": _RecalledRun(original.run, original.feeds), **finalists.runners}
-        times = _times(self.context.store, keys, calls, read_others)
+        calls = {"original": reference.run_of(original.run), **finalists.runners}
+        displace = {name: recall for name, call in calls.items() if (recall := reference.displace(call))}
+        times = _times(self.context.store, keys, calls, displace or None)
         # A plan is one session: the calls of others are not part of it.
         overhead = session_overhead(self.displacing_bytes)
         return finalists, {
@@ -616,21 +635,15 @@ class TuningTask:
             for name, seconds in times.items()
         }
 
-    def _compile(
-        self,
-        forms: Sequence[_Form],
-        original: OriginalRun,
-        read_others: Callable[[], object] | None,
-        memory: MemoryWatch,
-    ) -> _Finalists:
+    def _compile(self, forms: Sequence[_Form], reference: _Reference, memory: MemoryWatch) -> _Finalists:
         """Compile *forms* that may be the fastest, those expected to be first, one on each core at a time."""
         found, race = _Finalists(), _Race(self.original_seconds, self.context.ratios)
-        want, waiting = original.outputs(), list(forms)
+        waiting = list(forms)
         while waiting := sorted(filter(race.is_open_to, waiting), key=race.expected):
             batch, waiting = waiting[: available_cores()], waiting[available_cores() :]
             self._compile_ahead([form.derivation.end for form in batch], memory)
             for form in filter(race.is_open_to, batch):
-                self._try_form(form, found, race, original, want, read_others, memory)
+                self._try_form(form, found, race, reference, memory)
                 return_free_memory()  # of engines that were compared, each with weights in its layout
         for kind, ratio in race.samples.items():
             race.ratios[kind] = min(race.ratios.get(kind, ratio), ratio)
@@ -642,24 +655,17 @@ class TuningTask:
             self.context.ahead(programs, self.constants)
 
     def _try_form(
-        self,
-        form: _Form,
-        found: _Finalists,
-        race: _Race,
-        original: OriginalRun,
-        want: Arrays,
-        read_others: Callable[[], object] | None,
-        memory: MemoryWatch,
+        self, form: _Form, found: _Finalists, race: _Race, reference: _Reference, memory: MemoryWatch
     ) -> None:
         """Compile *form* and enter it in *race* and *found*, or say in *found* why it is refused."""
-        derivation, feeds = form.derivation, original.feeds
+        derivation, want, feeds = form.derivation, reference.want, reference.original.feeds
         try:
             memory.require(working_set_bytes(derivation.end), "a candidate")
             run = self.context.compiler(derivation.end, self.constants)
             results: list[Arrays] = []
             once = own_seconds(lambda: results.append(run(feeds)), 1)
             got = results[0]
-            plain, error = level_report(derivation), original.error(want, got)
+            plain, error = level_report(derivation), reference.original.error(want, got)
             if plain.level == "bf16":
                 report = measure_errors(derivation, plain, {**feeds, **self.constants}, want, got)
                 if excess := report.excess(self.context.settings.error_bound):
@@ -677,12 +683,11 @@ class TuningTask:
                 )
                 return
             name = str(len(race.seconds))
-            call = _RecalledRun(_bind_feeds(run, feeds), feeds)
+            call = reference.run_of(_bind_feeds(run, feeds))
             found.derivations[name], found.runners[name] = derivation, call
             known = self.context.store.get(self._key("program in place", derivation.end))
             if known is None and not race.is_hopeless(once):
-                displace = read_others and partial(call.recall_after, read_others)
-                once = min(sample_seconds(call, 1, displace) for _ in range(2))
+                once = min(sample_seconds(call, 1, reference.displace(call)) for _ in range(2))
             race.enter(name, form, known.seconds if known else once)
             for slow in race.losers():  # their copies of the weights are freed
                 found.derivations.pop(slow, None)
@@ -712,19 +717,18 @@ def _time(store: ProfileStore, key: ProfileKey, opened: Callable[[], Callable[[]
 def _times(
     store: ProfileStore,
     keys: Mapping[str, ProfileKey],
-    calls: Mapping[str, _RecalledRun],
-    read_others: Callable[[], object] | None,
+    calls: Mapping[str, Callable[[], object]],
+    displace: Mapping[str, Callable[[], object]] | None,
 ) -> dict[str, float]:
     """Return the time of each call: as stored if all are, else all measured in turns and stored.
 
-    *read_others* displaces weights before each call; its arrays are recalled after that.
+    Before a call by name, *displace* is called.
     """
     known = {name: profile.seconds for name, key in keys.items() if (profile := store.get(key))}
     if len(known) == len(keys):
         return known
     settle = settle_seconds(keys["original"].threads)
     enough = stop_after(5, 1.0)
-    displace = read_others and {name: partial(call.recall_after, read_others) for name, call in calls.items()}
     timings = time_calls(calls, rounds=9, min_seconds=0.05, settle=settle, enough=enough, displace=displace)
     base = timings["original"]
     measured = {name: base.low / times_faster(base, timing) for name, timing in timings.items()}
