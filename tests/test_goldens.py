@@ -495,6 +495,7 @@ def by_lot(folder: str, commands: Mapping[str, str]) -> None:
     measurement.time_samplers, TimeStore.get = sampled, get  # type: ignore[method-assign]
     tuning_task.sample_seconds = selection.sample_seconds = sample  # type: ignore[attr-defined]
     tuning_task.session_overhead = lambda _: 0.0  # type: ignore[attr-defined, assignment]
+    tuning_task.available_cores = lambda: 2  # type: ignore[attr-defined]
     selection.installed_hosts = tuple
     os.chdir(folder)
     for name, proto in models().items():
