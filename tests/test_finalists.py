@@ -159,10 +159,13 @@ def test_candidates_that_cannot_win_are_not_compiled(tmp_path: Path) -> None:
     first, some = held(tmp_path / "first", program, **times, found=found, ratios=ratios)
     assert first.winner is not None and nested(first.winner.end) and len({*some}) <= every - 2
     fast = ("in blocks", tuple(NESTED))
+    assert first.why == "1.50x in its own right"
     ratios |= {kind: 9 * ratios[fast] for kind in ratios if kind != fast}
+    known = dict(ratios)
     again, few = held(tmp_path / "again", program, **times, found=found, ratios=ratios)
-    assert again.winner == first.winner
-    assert all(map(nested, {*few} & {*some}))
+    assert again.winner == first.winner and ratios == {**ratios, **known}
+    both = {*few} & {*some}
+    assert both and all(map(nested, both)) and both < {*some}
 
 
 def test_winners_are_replayed_at_other_sizes(tmp_path: Path) -> None:

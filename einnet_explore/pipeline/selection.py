@@ -13,20 +13,8 @@ from time import perf_counter
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.onnx_export.export import Replacement
 from einnet_explore.pipeline.assembly import Assembler, Piece, PlanForm, PlanProgram, Proof
-from einnet_explore.pipeline.baseline import (
-    MIN_SPEEDUP,
-    Baseline,
-    MeasuredPlan,
-    is_clearly_faster,
-    plan_speedup,
-)
-from einnet_explore.pipeline.optimised import (
-    ORIGINAL_EXPORT,
-    ExportedFile,
-    ExportSelection,
-    LeaveOneOut,
-    Optimised,
-)
+from einnet_explore.pipeline.baseline import MIN_SPEEDUP, Baseline, MeasuredPlan, is_clearly_faster, plan_speedup
+from einnet_explore.pipeline.optimised import ORIGINAL_EXPORT, ExportedFile, ExportSelection, LeaveOneOut, Optimised
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.plan_layouts import Conversions, Region, Unit, measure_conversions, propose_selection
 from einnet_explore.pipeline.selection_trials import (

@@ -33,14 +33,9 @@ from einnet_explore.pipeline.baseline import (
     plan_speedup,
     time_against_original,
 )
-from einnet_explore.pipeline.optimised import (
-    ExportSelection,
-    PlanMaker,
-)
+from einnet_explore.pipeline.optimised import ExportSelection, PlanMaker
 from einnet_explore.pipeline.plan import ExecutionPlan
-from einnet_explore.pipeline.subprogram import (
-    TunedSubprogram,
-)
+from einnet_explore.pipeline.subprogram import TunedSubprogram
 
 MIN_PART_SPEEDUP = 1.005
 """Speedup of the whole model that a group of equal subprograms has to bring."""

@@ -577,7 +577,7 @@ class TuningTask:
         chains = [_chain_form(derivation, settings.threads) for derivation in blocked]
         if in_vectors is not None and all(in_vectors.end != other.end for other in blocked):
             chains.append(_chain_form(in_vectors, settings.threads, "in vectors"))
-        forms += (chain for chain in chains if chain.estimate < below)
+        forms += (form for form in chains if form.estimate < below)
         apart = products_in_vectors(self.program) if in_vectors is not None else None
         if apart is not None:
             seconds, _ = self.context.cost(apart.end)
@@ -638,9 +638,9 @@ class TuningTask:
     def _compile(self, forms: Sequence[_Form], reference: _Reference, memory: MemoryWatch) -> _Finalists:
         """Compile *forms* that may be the fastest, those expected to be first, one on each core at a time."""
         found, race = _Finalists(), _Race(self.original_seconds, self.context.ratios)
-        waiting = list(forms)
+        waiting, cores = list(forms), available_cores()
         while waiting := sorted(filter(race.is_open_to, waiting), key=race.expected):
-            batch, waiting = waiting[: available_cores()], waiting[available_cores() :]
+            batch, waiting = waiting[:cores], waiting[cores:]
             self._compile_ahead([form.derivation.end for form in batch], memory)
             for form in filter(race.is_open_to, batch):
                 self._try_form(form, found, race, reference, memory)
@@ -722,7 +722,7 @@ def _times(
 ) -> dict[str, float]:
     """Return the time of each call: as stored if all are, else all measured in turns and stored.
 
-    Before a call by name, *displace* is called.
+    *displace* has by name what brings the caches into their state before the call; None if nothing does.
     """
     known = {name: profile.seconds for name, key in keys.items() if (profile := store.get(key))}
     if len(known) == len(keys):
