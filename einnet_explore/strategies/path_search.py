@@ -8,7 +8,7 @@ tensors, are one derivation: the steps of the second are taken backwards (the ru
     two tables of known programs by canonical key, one an end, and the derivation to each
     until they meet: continue the program with the lowest rank, with each match of each rule, also cleaned up
     rank: its steps, and how much of it and of the other end is not in common (scopes, reads, functions, constants)
-    then, for as long again, look for a shorter way
+    then, for a number of programs, look for a shorter way
 
 From the ends themselves, the factorings and simplifications of the program are followed as well.
 """
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count, islice
 from math import inf
-from time import monotonic, process_time
+from time import monotonic
 
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.equivalence.program_diff import require_common_interface
@@ -42,8 +42,9 @@ MAX_MATCHES = 24
 DISTANCE_WEIGHT = 0.6
 """What one part that is not in common counts, in steps."""
 
-MORE_SECONDS = 0.5
-"""Processor time in which a shorter way is looked for, beside the time that the first one took."""
+MORE_PROGRAMS = 500
+"""Programs that are reached in search of a shorter way, beside twice as many as for the first one: a count, since with
+a time the result would depend on what else runs."""
 
 Features = Counter[object]
 
@@ -124,13 +125,12 @@ class _End:
 
 def run_for(search: PathSearch, budget: float) -> Derivation | None:
     """Continue *search* for at most *budget* seconds, or until Ctrl-C; return its best derivation."""
-    stop, began, enough, found = monotonic() + budget, process_time(), inf, search.best
+    stop, enough, found = monotonic() + budget, inf, search.best
     with suppress(KeyboardInterrupt):
-        for best in search.run() if found is None else ():
-            worked = process_time() - began
+        for reached, best in enumerate(search.run() if found is None else (), start=1):
             if best is not found:
-                found, enough = best, min(enough, MORE_SECONDS + 2 * worked)
-            if worked > enough or monotonic() > stop:
+                found, enough = best, min(enough, MORE_PROGRAMS + 2 * reached)
+            if reached > enough or monotonic() > stop:
                 break
     return search.best
 
