@@ -31,7 +31,7 @@ from einnet_explore.pipeline.layouts import assign_layouts, estimate_equation
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.subprogram import anonymize
 from einnet_explore.pipeline.tuning_context import Settings
-from einnet_explore.pipeline.tuning_task import Variant, best_by_algorithm, find_variants
+from einnet_explore.pipeline.variants import Variant, best_by_algorithm, find_variants
 from einnet_explore.rules import Derivation, Step
 
 STATES = 120

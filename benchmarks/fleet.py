@@ -66,7 +66,7 @@ def measure(models: Sequence[str], each: int, out: Path) -> None:
     from einnet_evaluation.models import write
     from einnet_explore.onnx_import.load import load_model
     from einnet_explore.pipeline.optimiser import Optimiser
-    from einnet_explore.pipeline.tuning_task import find_variants
+    from einnet_explore.pipeline.variants import find_variants
     from einnet_explore.runtime.implementation_choice import ProfileStore
     from einnet_explore.runtime.profile_store import profile_key
 

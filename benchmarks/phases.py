@@ -21,7 +21,7 @@ from einnet_explore.cost import CostModel, cpu_default
 from einnet_explore.ir import Program
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
 from einnet_explore.pipeline.tuning_context import Settings
-from einnet_explore.pipeline.tuning_task import find_variants, variants_by_algorithm
+from einnet_explore.pipeline.variants import find_variants, variants_by_algorithm
 from einnet_explore.runtime.implementation_choice import peak_flops
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.syntax import parse

@@ -25,7 +25,7 @@ from einnet_explore.pipeline.layouts import assign_layouts, estimate_equation
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.subprogram import anonymize, step_certificates
 from einnet_explore.pipeline.tuning_context import Settings
-from einnet_explore.pipeline.tuning_task import Variant, find_variants
+from einnet_explore.pipeline.variants import Variant, find_variants
 from einnet_explore.rules import Derivation
 
 SECONDS = 0.5

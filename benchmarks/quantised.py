@@ -170,7 +170,7 @@ def plan_of_forms(path: Path) -> tuple[Any, str]:
     from einnet_explore.pipeline.partition import partition
     from einnet_explore.pipeline.plan import ProgramCall, build_plan
     from einnet_explore.pipeline.tuning_context import Implementations, Settings
-    from einnet_explore.pipeline.tuning_task import find_variants, select_finalists
+    from einnet_explore.pipeline.variants import find_variants, select_finalists
     from einnet_explore.runtime.implementation_choice import ProfileStore, compile_measured
 
     model, store, settings = load_model(path), ProfileStore(), Settings(threads=1, seconds=1.0)

@@ -40,7 +40,7 @@ from einnet_explore.cost import CostModel, cpu_default
 from einnet_explore.ir import Program, Scope, Table, accesses, tensors
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
 from einnet_explore.pipeline.tuning_context import Settings
-from einnet_explore.pipeline.tuning_task import find_variants, variants_by_algorithm
+from einnet_explore.pipeline.variants import find_variants, variants_by_algorithm
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.onnx_fragment import session_options

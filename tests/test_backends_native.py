@@ -30,7 +30,7 @@ from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Scope, ten
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.tuning_context import Settings
-from einnet_explore.pipeline.tuning_task import find_variants
+from einnet_explore.pipeline.variants import find_variants
 from einnet_explore.rules import REDUCTION_GENERATION, ROW_GENERATION, Refused
 from einnet_explore.runtime import c_kernels, compiled, implementation_choice, onnx_fragment
 from einnet_explore.runtime.arrays import aligned, aligned_empty

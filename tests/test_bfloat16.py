@@ -17,13 +17,14 @@ from einnet_explore.cli import main
 from einnet_explore.interpreter.running_error import running_error
 from einnet_explore.ir import VIEW, Equation, Instance, Program
 from einnet_explore.onnx_import.load import load_model
+from einnet_explore.pipeline.candidate_race import Form, Reference
 from einnet_explore.pipeline.numerics import ErrorReport, RoundingError
 from einnet_explore.pipeline.optimisation import OptimiserOptions
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.rounded_products import round_products
 from einnet_explore.pipeline.subprogram import TunedSubprogram
 from einnet_explore.pipeline.tuning_context import Settings
-from einnet_explore.pipeline.tuning_task import Trial, _Form, _Reference
+from einnet_explore.pipeline.tuning_task import Trial
 from einnet_explore.rules import ALL_RULES, OPERAND_ROUNDING, Derivation, Refused
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import bind_arrays
@@ -230,8 +231,8 @@ def test_a_product_whose_error_may_exceed_the_bound_is_not_taken() -> None:
         form = round_products(Derivation(task.program))
         assert form is not None
         original = task.opener()
-        reference = _Reference(original, original.outputs(), None)
-        found = task._compile([_Form(form, 1e-5, "bf16")], reference, MemoryWatch())
+        reference = Reference(original, original.outputs(), None)
+        found = task._compile([Form(form, 1e-5, "bf16")], reference, MemoryWatch())
         assert bool(found.derivations) == (bound == 0.1)
         messages[bound] = found.over_bound
         # Another layer with the same program: the bound holds with its own weights, too.

@@ -16,27 +16,28 @@ from einnet_explore.codegen.wide_values import rounds_exactly
 from einnet_explore.cost import CPU_DEFAULT, program_seconds
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import EOperatorKind, Program, Table, accesses, scopes
-from einnet_explore.pipeline import remote_tuning, tuning_task
+from einnet_explore.pipeline import candidate_race, remote_tuning, tuning_task
+from einnet_explore.pipeline.candidate_race import Form, Race
 from einnet_explore.pipeline.fusion import chain_cycles, chain_in_blocks, fuse_eoperators
 from einnet_explore.pipeline.tuning_context import OriginalRun, Runtime, Settings, TuningContext
 from einnet_explore.pipeline.tuning_task import (
     MAX_ESTIMATE_RATIO,
     MIN_SEARCH_SECONDS,
-    FoundVariants,
     Trial,
     TuningTask,
+    count_nodes,
+    trial_from_json,
+    trial_to_json,
+)
+from einnet_explore.pipeline.variants import (
+    FoundVariants,
     Variant,
-    _Form,
-    _Race,
     best_by_algorithm,
     blocked_forms,
     chain_groups,
-    count_nodes,
     find_variants,
     search_subprogram,
     select_finalists,
-    trial_from_json,
-    trial_to_json,
     variants_by_algorithm,
 )
 from einnet_explore.rules import Derivation
@@ -240,32 +241,32 @@ def test_chains_are_found_among_algorithms_that_are_no_finalists() -> None:
 
 
 def test_forms_that_are_expected_to_lose_are_not_compiled() -> None:
-    fast, near, slow = (_Form(START, estimate, "chains") for estimate in (2.0, 3.1, 3.3))
-    other = _Form(START, 2.5, "others")
-    race = _Race(10.0)
+    fast, near, slow = (Form(START, estimate, "chains") for estimate in (2.0, 3.1, 3.3))
+    other = Form(START, 2.5, "others")
+    race = Race(10.0)
     assert all(map(race.is_open_to, (fast, near, slow, other)))
     race.enter("fast", fast, 1.0)  # half of its estimate
     assert race.expected(other) == 1.25 and race.expected(slow) == 1.65
     assert [race.is_open_to(form) for form in (near, slow, other)] == [True, False, True]
-    known = _Race(10.0, {"chains": 0.5, "others": 0.44})
+    known = Race(10.0, {"chains": 0.5, "others": 0.44})
     assert known.is_open_to(slow)  # the first is tried in any case
     known.enter("fast", fast, 1.0)
     assert known.expected(other) == pytest.approx(1.1) and known.expected(near) == 1.55
     assert not any(map(known.is_open_to, (near, slow, other)))
-    assert known.is_open_to(_Form(START, 2.1, "chains")) and known.is_open_to(_Form(START, 2.4, "others"))
-    known.enter("unknown", _Form(START, 0.0, "none"), 1.0)
+    assert known.is_open_to(Form(START, 2.1, "chains")) and known.is_open_to(Form(START, 2.4, "others"))
+    known.enter("unknown", Form(START, 0.0, "none"), 1.0)
     assert known.samples == {"chains": 0.5}
 
 
 def test_chains_of_one_algorithm_are_of_one_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning_task, "chain_cycles", lambda program, threads: 3e6)
-    monkeypatch.setattr(tuning_task, "clock_rate", lambda: 1e9)
+    monkeypatch.setattr(candidate_race, "chain_cycles", lambda program, threads: 3e6)
+    monkeypatch.setattr(candidate_race, "clock_rate", lambda: 1e9)
     program = ee.ops.conv2d(N=1, H=30, W=27, C=64, F=64, R=3, S=3, padding=1)
     found = find_variants(program, program_seconds, Settings(states=BUDGET)).variants
     forms = blocked_forms(chain_groups(found, Settings(), 1.0), 4)
-    kinds = [tuning_task._chain_form(form, 1).kind for form in forms]
+    kinds = [candidate_race.chain_form(form, 1).kind for form in forms]
     assert len({*kinds}) == len(kinds) > 1 and ("in blocks", tuple(NESTED)) in kinds
-    assert tuning_task._chain_form(forms[0], 1).estimate == 3e-3
+    assert candidate_race.chain_form(forms[0], 1).estimate == 3e-3
 
 
 def test_cycles_of_a_chain_are_those_of_its_products_at_least() -> None:
@@ -287,9 +288,9 @@ def test_cycles_of_a_chain_are_those_of_its_products_at_least() -> None:
 
 
 def test_a_long_first_run_far_above_the_least_time_is_hopeless() -> None:
-    race = _Race(0.02, seconds={"fast": 0.015})
+    race = Race(0.02, seconds={"fast": 0.015})
     assert race.is_hopeless(0.061) and not race.is_hopeless(0.059)
-    assert not _Race(0.001).is_hopeless(0.04)  # a short one may have been disturbed
+    assert not Race(0.001).is_hopeless(0.04)  # a short one may have been disturbed
 
 
 def test_local_and_remote_candidates_have_the_same_finalists(tmp_path: Path) -> None:

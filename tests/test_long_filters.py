@@ -15,7 +15,7 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program, Table, accesses
 from einnet_explore.pipeline.fusion import fuse_eoperators, fuse_with_refusals
 from einnet_explore.pipeline.tuning_context import Settings
-from einnet_explore.pipeline.tuning_task import find_variants
+from einnet_explore.pipeline.variants import find_variants
 from einnet_explore.rules import (
     BILINEAR_SUBSTITUTION,
     BOUNDARY_RELAXING,

@@ -25,7 +25,7 @@ from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.subprogram import Subprogram
 from einnet_explore.pipeline.tuning_context import Settings
-from einnet_explore.pipeline.tuning_task import find_variants
+from einnet_explore.pipeline.variants import find_variants
 from einnet_explore.rules import ROW_GENERATION, Refused
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.runtime.tvm_cpu import TvmSource, load_tvm_kernel

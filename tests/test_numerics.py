@@ -52,7 +52,8 @@ from einnet_explore.pipeline.optimisation import OptimiserOptions
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.subprogram import TunedSubprogram
 from einnet_explore.pipeline.tuning_context import OriginalRun, Settings
-from einnet_explore.pipeline.tuning_task import FoundVariants, Trial, Variant, find_variants
+from einnet_explore.pipeline.tuning_task import Trial
+from einnet_explore.pipeline.variants import FoundVariants, Variant, find_variants
 from einnet_explore.rules import (
     ALL_RULES,
     BILINEAR_PRODUCT,

@@ -11,7 +11,7 @@ from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
 from einnet_explore.pipeline.tuning_context import Settings
-from einnet_explore.pipeline.tuning_task import Variant, best_by_algorithm, find_variants
+from einnet_explore.pipeline.variants import Variant, best_by_algorithm, find_variants
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, VARIABLE_SUBSTITUTION, rule
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.strategies.engine import Search

@@ -35,7 +35,8 @@ from einnet_explore.pipeline.remote_tuning import (
     variants_of_reply,
 )
 from einnet_explore.pipeline.tuning_context import OriginalRun, Settings, TuningContext, TuningHistory
-from einnet_explore.pipeline.tuning_task import TuningTask, find_variants, working_set_bytes
+from einnet_explore.pipeline.tuning_task import TuningTask, working_set_bytes
+from einnet_explore.pipeline.variants import find_variants
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.session.run import Run, run_search
 from einnet_explore.strategies.options import Options

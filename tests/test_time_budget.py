@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.pipeline import tuning_task
+from einnet_explore.pipeline import candidate_race
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_order import ExpectedGains
@@ -91,14 +91,14 @@ def test_a_run_is_timed_near_its_inputs_and_its_last_results() -> None:
 
     results = [np.zeros(2, np.float32).view(Noted) for _ in range(2)]
     left = iter(results)
-    run = tuning_task._RecalledRun(lambda: {"y": next(left)}, {"x": np.zeros(3, np.float32).view(Noted)})
+    run = candidate_race.RecalledRun(lambda: {"y": next(left)}, {"x": np.zeros(3, np.float32).view(Noted)})
     run.recall_after(lambda: read.append("others"))
     assert read == ["others", "input"] and run()["y"] is results[0]
     run.recall_after(lambda: read.append("others"))
     assert read[2:] == ["others", "result", "input"] and run()["y"] is results[1]
     # A bound program also has results between, in the same memory as the last ones.
     context = ExecutionContext({"x": np.zeros(3).view(Noted)}, {"y": np.zeros(1)}, (), np.zeros(2).view(Noted))
-    bound = tuning_task._RecalledRun(BoundProgram(context), {})
+    bound = candidate_race.RecalledRun(BoundProgram(context), {})
     bound()
     bound.recall_after(lambda: read.append("others"))
     assert read[5:] == ["others", "result", "input"]

@@ -21,7 +21,7 @@ from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.reading_memory import ReadingMemory
 from einnet_explore.pipeline.subprogram import anonymize
 from einnet_explore.pipeline.tuning_context import Settings
-from einnet_explore.pipeline.tuning_task import Variant, find_variants, search_subprogram, select_finalists
+from einnet_explore.pipeline.variants import Variant, find_variants, search_subprogram, select_finalists
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.cuda.plan import cuda_plan, derive_softmax_sums, one_kernel_plan
 from einnet_explore.runtime.cuda.steps import CudaPlan

@@ -51,14 +51,8 @@ from einnet_explore.pipeline.subprogram import (
 )
 from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, Implementations, Settings, TuningHistory
 from einnet_explore.pipeline.tuning_order import ExpectedGains
-from einnet_explore.pipeline.tuning_task import (
-    MAX_ESTIMATE_RATIO,
-    FoundVariants,
-    Trial,
-    TuningTask,
-    trial_from_json,
-    trial_to_json,
-)
+from einnet_explore.pipeline.tuning_task import MAX_ESTIMATE_RATIO, Trial, TuningTask, trial_from_json, trial_to_json
+from einnet_explore.pipeline.variants import FoundVariants
 from einnet_explore.pipeline.vector_layouts import is_chain_in_vectors, is_fixed_chain
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.implementation_choice import ProfileStore

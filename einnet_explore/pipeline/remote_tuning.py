@@ -15,14 +15,8 @@ from typing import TypeAlias
 from einnet_explore.cost import CostModel, Device
 from einnet_explore.ir import Equation, Program, Table
 from einnet_explore.pipeline.tuning_context import Implementations, Settings
-from einnet_explore.pipeline.tuning_task import (
-    FoundVariants,
-    Trial,
-    Variant,
-    find_variants,
-    requested_variants,
-    trial_from_json,
-)
+from einnet_explore.pipeline.tuning_task import Trial, trial_from_json
+from einnet_explore.pipeline.variants import FoundVariants, Variant, find_variants, requested_variants
 from einnet_explore.rules import Derivation
 from einnet_explore.rules.base import MatchJson
 from einnet_explore.runtime.implementation_choice import ProfileStore
