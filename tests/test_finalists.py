@@ -218,7 +218,7 @@ def test_fewer_nodes_win_where_times_are_within_the_noise(tmp_path: Path) -> Non
 
 
 def test_variants_are_grouped_by_algorithm() -> None:
-    table = Table((2, 1), (1, 1))  # type: ignore[arg-type]
+    table = (2, 1)
     ranked = [Variant(n, (), lambda: START, (table,) * (n % 2)) for n in range(6)]
     assert [[e.seconds for e in group] for group in variants_by_algorithm(ranked, 9, 5)] == [[0, 2, 4], [1, 3]]
     assert [[e.seconds for e in group] for group in variants_by_algorithm(ranked, 1, 5)] == [[0, 2, 4]]
@@ -231,7 +231,7 @@ def test_chains_are_found_among_algorithms_that_are_no_finalists() -> None:
         "tensor A[8, 16]\ntensor B[16, 16]\ntensor C[8, 16]\n"
         "P[m:8, n:16] = sum[k:16] A[m, k] * B[k, n]\nY[m:8, n:16] = P[m, n] + C[m, n]"
     )
-    table = Table((2, 1), (1, 1))  # type: ignore[arg-type]
+    table = (2, 1)
     chain = Derivation(program)
     ranked = [Variant(n, (), lambda n=n: START if n < 6 else chain, (table,) * n) for n in range(9)]
     groups = chain_groups(ranked, Settings(finalists=4), 99)

@@ -196,9 +196,9 @@ def test_a_search_elsewhere_finds_what_it_finds_here(tmp_path: Path) -> None:
     there = found_there.variants
     assert found_there.states == found_here.states == 40
     assert [(e.seconds, e.kind) for e in there] == [(e.seconds, e.kind) for e in here]
-    chosen = [n for n, (*_, steps) in enumerate(answer.ranked) if steps is not None]
+    chosen = [n for n, sent in enumerate(answer.variants) if sent.steps is not None]
     assert settings.finalists <= len(chosen) < len(there) and not answer.cut
-    assert [e.tables for e in there] == [e.tables for e in here]
+    assert [e.algorithm for e in there] == [e.algorithm for e in here]
     assert [there[n].derivation() for n in chosen] == [here[n].derivation() for n in chosen]
     other = next(n for n in range(len(there)) if n not in chosen)
     with pytest.raises(LookupError, match="was not requested from its worker"):

@@ -8,7 +8,7 @@ from functools import partial
 
 from einnet_explore.pipeline.fusion import chain_cycles
 from einnet_explore.pipeline.tuning_context import OriginalRun
-from einnet_explore.pipeline.variants import algorithm_of, tables_read
+from einnet_explore.pipeline.variants import bilinear_algorithm
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.arrays import Arrays
 from einnet_explore.runtime.implementation_choice import clock_rate
@@ -41,7 +41,7 @@ class Form:
 def chain_form(derivation: Derivation, threads: int, layout: str = "in blocks") -> Form:
     """Return a chain in blocks with the cycles of its stages; its kind is its *layout* and bilinear algorithm."""
     program = derivation.end
-    return Form(derivation, chain_cycles(program, threads) / clock_rate(), (layout, algorithm_of(tables_read(program))))
+    return Form(derivation, chain_cycles(program, threads) / clock_rate(), (layout, bilinear_algorithm(program)))
 
 
 @dataclass(slots=True)

@@ -13,10 +13,10 @@ from functools import partial
 from typing import TypeAlias
 
 from einnet_explore.cost import CostModel, Device
-from einnet_explore.ir import Equation, Program, Table
+from einnet_explore.ir import Equation, Program
 from einnet_explore.pipeline.tuning_context import Implementations, Settings
 from einnet_explore.pipeline.tuning_task import Trial, trial_from_json
-from einnet_explore.pipeline.variants import FoundVariants, Variant, find_variants, requested_variants
+from einnet_explore.pipeline.variants import FoundVariants, TableShapes, Variant, find_variants, requested_variants
 from einnet_explore.rules import Derivation
 from einnet_explore.rules.base import MatchJson
 from einnet_explore.runtime.implementation_choice import ProfileStore
@@ -49,13 +49,27 @@ class SearchRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class SentVariant:
+    """A ``Variant`` that travels: its derivation by *steps*, None if a task does not need it."""
+
+    seconds: float
+    kind: Hashable
+    algorithm: TableShapes
+    is_generated: bool
+    steps: Steps | None
+
+    def received(self, program: Program) -> Variant:
+        """Return the variant of *program*; its steps are applied on demand."""
+        return Variant(
+            self.seconds, self.kind, partial(_replay_steps, program, self.steps), self.algorithm, self.is_generated
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class SearchReply:
-    """The variants of a search: seconds, kind, tables, whether all is generated, and steps of those that may be needed.
+    """The *variants* of a search; *states* were seen; the search was *cut* off if memory ran short."""
 
-    *states* were seen; the search was *cut* off if memory ran short.
-    """
-
-    ranked: list[tuple[float, Hashable, tuple[Table, ...], bool, Steps | None]]
+    variants: list[SentVariant]
     states: int
     cut: bool
 
@@ -142,19 +156,17 @@ def answer_request(
         found = find_variants(request.program, cost, replace(settings, seconds=request.seconds))
     needed = {id(variant) for variant in requested_variants(found.variants, settings, request.below)}
     sent = [
-        (v.seconds, v.kind, v.tables, v.is_generated, steps_to_json(v.derivation()) if id(v) in needed else None)
+        SentVariant(
+            v.seconds, v.kind, v.algorithm, v.is_generated, steps_to_json(v.derivation()) if id(v) in needed else None
+        )
         for v in found.variants
     ]
     return SearchReply(sent, found.states, found.memory_short)
 
 
 def variants_of_reply(program: Program, reply: SearchReply) -> FoundVariants:
-    """Return the variants of *program* in *reply*; steps are applied on demand."""
-    ranked = [
-        Variant(seconds, kind, partial(_replay_steps, program, steps), tables, is_generated)
-        for seconds, kind, tables, is_generated, steps in reply.ranked
-    ]
-    return FoundVariants(ranked, reply.states, reply.cut)
+    """Return the variants of *program* in *reply*."""
+    return FoundVariants([sent.received(program) for sent in reply.variants], reply.states, reply.cut)
 
 
 def _replay_steps(program: Program, steps: Steps | None) -> Derivation:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from math import inf
+from typing import TypeAlias
 
 from einnet_explore.analysis.counts import is_compute_bound
 from einnet_explore.ir import EOperatorKind, Program, Table, accesses, scopes
@@ -29,8 +30,11 @@ EVERY_RULE = (*RULES, *FEWER_PRODUCTS)
 
 FIRST_VARIANT_TIME_FACTOR = 10
 """Multiple of its time that a search may take to its first variant."""
+
 MAX_ESTIMATE_SPREAD = 10.0
 """A finalist's estimate is below this multiple of the cheapest variant's: a larger gap is no error of the model."""
+
+TableShapes: TypeAlias = "tuple[tuple[int, ...], ...]"
 
 NESTED_SUM_KINDS = (EOperatorKind.ROWS, EOperatorKind.ONE_PASS, EOperatorKind.REDUCTIONS)
 """The kinds of generated kernels that compute several reductions of one another."""
@@ -43,8 +47,8 @@ class Variant:
     seconds: float
     kind: Hashable
     derivation: Callable[[], Derivation]
-    tables: tuple[Table, ...] = ()
-    """The coefficient tables that it reads; their shapes identify a bilinear algorithm."""
+    algorithm: TableShapes = ()
+    """Its ``bilinear_algorithm``."""
     is_generated: bool = True
     """True if it has generated kernels only, and calls no library."""
 
@@ -106,18 +110,13 @@ def find_variants(program: Program, cost: Cost, settings: Settings) -> FoundVari
 
 def variant_of(seconds: float, program: Program, derivation: Callable[[], Derivation]) -> Variant:
     is_generated = not any(e.via and e.via.is_library_call for e in program.equations)
-    return Variant(seconds, program_kind(program), derivation, tables_read(program), is_generated)
+    return Variant(seconds, program_kind(program), derivation, bilinear_algorithm(program), is_generated)
 
 
-def tables_read(program: Program) -> tuple[Table, ...]:
-    """Return the coefficient tables that *program* reads, each as often as it does."""
+def bilinear_algorithm(program: Program) -> TableShapes:
+    """Return what identifies the bilinear algorithm of *program*: the shapes of the tables that it reads."""
     every = (a.source for e in program.equations for _, scope in scopes(e.scope) for a in accesses(scope.body))
-    return tuple(source for source in every if isinstance(source, Table))
-
-
-def algorithm_of(tables: Iterable[Table]) -> Hashable:
-    """Return what identifies the bilinear algorithm of a program that reads *tables*."""
-    return tuple(sorted(table.shape for table in tables))
+    return tuple(sorted(source.shape for source in every if isinstance(source, Table)))
 
 
 def program_kind(program: Program) -> Hashable:
@@ -161,7 +160,7 @@ def variants_by_algorithm(ranked: Iterable[Variant], most: int, below: float) ->
     groups: dict[Hashable, list[Variant]] = {}
     for variant in ranked:
         if variant.seconds < below:
-            groups.setdefault(algorithm_of(variant.tables), []).append(variant)
+            groups.setdefault(variant.algorithm, []).append(variant)
     return tuple(map(tuple, list(groups.values())[:most]))
 
 
