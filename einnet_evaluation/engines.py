@@ -24,6 +24,7 @@ from einnet_explore.onnx_import.model import Model
 from einnet_explore.onnx_import.size_ranges import RangedShapes
 from einnet_explore.pipeline.baseline import discriminating_inputs
 from einnet_explore.pipeline.optimisation import OptimiserOptions, begin_optimisation, optimize_model, run_to_end
+from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.optimised_sizes import OptimisedSizes, describe_tuple
 from einnet_explore.pipeline.plan import build_plan
 from einnet_explore.pipeline.selection import selection_seconds
@@ -130,11 +131,7 @@ def _of_model(task: Task, feeds: Arrays | None) -> Engine:
                 return _of_batches(task, model, sizes, feeds)
             fast = optimize_model(model, threads=task.threads, max_depth=task.max_depth, budget=task.budget)
             given = feeds or dict(fast.feeds)
-            if task.export:
-                write_atomically(task.export, fast.onnx().SerializeToString())
-            brought = fast.attributions(selection_seconds(task.budget)) if task.attribute else ()
-            details = {"attribution": [a.to_json() for a in brought]} if task.attribute else {}
-            return Engine(lambda: fast.plan.run(given), given, fast.plan.run(given), fast.summary(), details)
+            return _of_result(task, fast, fast, lambda: fast.plan.run(given), given, fast.summary())
         case "onnxruntime on OUT.onnx":
             found = _in_runtime(load_model(task.export, task.shapes), feeds, replace(task, engine=ORT))
             return replace(found, said="what was found, in standard operators")
@@ -162,17 +159,29 @@ def _of_batches(task: Task, model: Model, sizes: RangedShapes, feeds: Arrays | N
     fast = run_to_end(begin_optimisation(task.path, options))
     assert isinstance(fast, OptimisedSizes)
     given = feeds or discriminating_inputs(model, build_plan(model, {}, task.threads))
-    if task.export:
-        write_atomically(task.export, fast.onnx().SerializeToString())
     chunks = fast.chunks_of(given)
     plan = fast.plans[chunks[0]] if chunks else None
-    brought = plan.attributions(selection_seconds(task.budget)) if plan and task.attribute else ()
-    details = {"attribution": [a.to_json() for a in brought]} if task.attribute else {}
     whole = fast.ranges.sizes_of({name: array.shape for name, array in given.items()})
     said = "the original" if plan is None else plan.summary()
     if chunks and chunks != (whole,):
         said = f"{count_noun(len(chunks), 'run')} of the plan of {describe_tuple(chunks[0])}: {said}"
-    return Engine(lambda: fast.run(given, chunks), given, fast.run(given, chunks), said, details)
+    return _of_result(task, fast, plan, lambda: fast.run(given, chunks), given, said)
+
+
+def _of_result(
+    task: Task,
+    fast: Optimised | OptimisedSizes,
+    plan: Optimised | None,
+    run: Callable[[], Arrays],
+    given: Arrays,
+    said: str,
+) -> Engine:
+    """Return the engine that *run* is, of *plan* (None: the original); *fast* is exported and attributed as asked."""
+    if task.export:
+        write_atomically(task.export, fast.onnx().SerializeToString())
+    brought = plan.attributions(selection_seconds(task.budget)) if plan and task.attribute else ()
+    details = {"attribution": [a.to_json() for a in brought]} if task.attribute else {}
+    return Engine(run, given, run(), said, details)
 
 
 def _in_runtime(model: Model, feeds: Arrays | None, task: Task) -> Engine:

@@ -24,6 +24,7 @@ from itertools import accumulate, product
 from math import ceil, gcd, prod
 from pathlib import Path
 
+from einnet_explore.analysis.counts import ELEMENT_BYTES
 from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.analysis.indices import is_inside_box
 from einnet_explore.codegen.sum_of_products import Phase, SumOfProducts, affine_terms
@@ -300,7 +301,6 @@ OVERLAP_DELAY = 1 / 8
 SPILL_PENALTY = 0.13
 """Relative cost of a step for every missing register."""
 
-ELEMENT_BYTES = 4
 CACHE_LINE_BYTES, PAGE_BYTES = 64, 4096
 
 LINE_ELEMENTS = CACHE_LINE_BYTES // ELEMENT_BYTES

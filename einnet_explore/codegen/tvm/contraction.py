@@ -20,9 +20,9 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
+from einnet_explore.analysis.counts import ELEMENT_BYTES
 from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.codegen.register_tiles import (
-    ELEMENT_BYTES,
     LINE_ELEMENTS,
     FlatAddress,
     OperandLayout,
