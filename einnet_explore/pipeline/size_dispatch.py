@@ -201,9 +201,14 @@ class _Chunks:
         )
         kinds = [value.type.tensor_type.elem_type for value in infos]
         found = [here.add("SequenceEmpty", dtype=kind) for kind in kinds]
-        body = self._body(n, own, starts, kinds)
-        joined = [self.names.fresh("chunks") for _ in found]
-        here.nodes.append(helper.make_node("Loop", [count, "", *found], joined, body=body))
+        fixed, joined = (
+            [self.names.fresh(stem) for _ in values]
+            for stem, values in (("fixed", (n, own, starts)), ("chunks", found))
+        )
+        results = [*fixed, *joined]
+        here.nodes.append(
+            helper.make_node("Loop", [count, "", n, own, starts, *found], results, body=self._body(kinds))
+        )
         for info, sequence, value in zip(infos, joined, self.model.outputs, strict=True):
             batch = self.chunking.independence.outputs[value.name]
             if batch is None:
@@ -216,10 +221,15 @@ class _Chunks:
             info.name = here.add("Slice", whole, here.constant([0]), end, here.constant([batch.axis]))
         return helper.make_graph(here.nodes, "chunks", [], infos, here.weights)
 
-    def _body(self, n: str, chunks: str, starts: str, kinds: Sequence[int]) -> onnx.GraphProto:
-        """Return the body of the loop: one of *chunks*, whose results are appended to a sequence for each output."""
+    def _body(self, kinds: Sequence[int]) -> onnx.GraphProto:
+        """Return the body of the loop: one chunk, whose results are appended to a sequence for each output.
+
+        The number of elements, the chunks and their starts do not change.  They are inputs of the loop, since ONNX
+        Runtime 1.31 crashes where it folds branches in branches whose loops read values around them.
+        """
         here, fresh = _Nodes(self.names), self.names.fresh
-        number, going = fresh("number"), fresh("going")
+        number, going, *fixed = map(fresh, ("number", "going", "elements", "sizes of chunks", "starts"))
+        n, chunks, starts = fixed
         size, start = here.add("Gather", chunks, number), here.add("Gather", starts, number)
         least, *sizes = sorted({c for row in self.chunking.chunks.values() for c in row})
         made = self._plan(least, n, start)
@@ -229,7 +239,7 @@ class _Chunks:
         here.nodes += made.node
         before = [fresh("chunks before") for _ in kinds]
         after = [here.add("SequenceInsert", old, new.name) for old, new in zip(before, made.output, strict=True)]
-        still = here.add("Identity", going)
+        still, *same = (here.add("Identity", value) for value in (going, *fixed))
         given, results = (
             [helper.make_tensor_sequence_value_info(v, kind, None) for v, kind in zip(values, kinds, strict=True)]
             for values in (before, after)
@@ -240,9 +250,10 @@ class _Chunks:
             [
                 helper.make_tensor_value_info(number, TensorProto.INT64, []),
                 helper.make_tensor_value_info(going, TensorProto.BOOL, []),
+                *_integers(fixed),
                 *given,
             ],
-            [helper.make_tensor_value_info(still, TensorProto.BOOL, []), *results],
+            [helper.make_tensor_value_info(still, TensorProto.BOOL, []), *_integers(same), *results],
             [*here.weights, *made.initializer],
         )
 
@@ -261,6 +272,14 @@ class _Chunks:
         for value in branch.output:
             value.type.tensor_type.ClearField("shape")  # the branches of other sizes have others
         return branch
+
+
+def _integers(names: Sequence[str]) -> list[onnx.ValueInfoProto]:
+    """Return a number, and two lists of numbers, of these *names*."""
+    return [
+        helper.make_tensor_value_info(name, TensorProto.INT64, shape)
+        for name, shape in zip(names, ([], [None], [None]), strict=True)
+    ]
 
 
 NOTHING: Mapping[str, str] = {}
