@@ -135,7 +135,7 @@ def main() -> None:
         for entry in best_by_algorithm(ranked, 4, 1.0):
             whole = fuse_eoperators(entry.derivation())
             blocks = chain_in_blocks(whole)
-            if blocks is None or not entry.tables:
+            if blocks is None or not entry.algorithm:
                 continue
             made = {
                 name: compile_program(p, threads, constants={"K": taps})
@@ -151,7 +151,7 @@ def main() -> None:
                 calls[name] = run.execute
             found = lower_quartiles(calls, args.rounds, thread_time if threads == 1 else perf_counter, others.sum)
             best = min(found[name] for name in rival)
-            shapes = sorted({t.shape for t in entry.tables})
+            shapes = sorted(set(entry.algorithm))
             tiles = "×".join(f"F({k},{p - k + 1})" for k, p in (s for s in shapes if s[0] < s[1]))
             print(
                 f"{n}×{c}×{h}² d{d}".ljust(20), tiles.ljust(25),

@@ -67,7 +67,7 @@ def main() -> None:
         ):
             forms = [(e, fuse_eoperators(e.derivation())) for e in group[:4]]
             chains = [(e, whole, made) for e, whole in forms if (made := chain_in_blocks(whole)) is not None]
-            if not chains or not group[0].tables:
+            if not chains or not group[0].algorithm:
                 continue
             entry, whole, blocks = chains[0]
             runs = {
@@ -80,8 +80,8 @@ def main() -> None:
                 run.inputs["X"][...] = data
                 calls[name] = run.execute
             found = lower_quartiles(calls, args.rounds, clock)
-            shapes = sorted({t.shape for t in entry.tables if t.shape[0] < t.shape[1]})
-            once = len(entry.tables) == 3
+            shapes = sorted({shape for shape in entry.algorithm if shape[0] < shape[1]})
+            once = len(entry.algorithm) == 3
             told = "×".join(f"F({k},{p - k + 1})" for k, p in shapes for _ in range(1 if once else 2))
             print(
                 f"{n}×{c}→{f}, {h}²".ljust(22), told.ljust(34), *(f"{found[name] * 1e6:10.0f}" for name in calls),

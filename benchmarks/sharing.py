@@ -137,7 +137,7 @@ def main() -> None:
         theirs = {f"ONNX Runtime, {n}": library(node, arrays, n) for n in sorted({1, args.threads})}
         groups = variants_by_algorithm(find_variants(given, cost, Settings(seconds=args.seconds)).variants, 7, 1.0)
         forms = (
-            next(filter(None, (chain_in_blocks(fuse_eoperators(e.derivation())) for e in g[:4] if e.tables)), None)
+            next(filter(None, (chain_in_blocks(fuse_eoperators(e.derivation())) for e in g[:4] if e.algorithm)), None)
             for g in groups
         )
         for made in [form for form in forms if form is not None][: args.most]:

@@ -2,7 +2,7 @@
 
 import json
 import pickle
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,7 @@ def held(
     before: float,
     won: float,
     other: float,
-    found: Callable[[MemoryWatch], tuple[list[Variant], int]] | None = None,
+    found: FoundVariants | None = None,
     ratios: dict[Hashable, float] | None = None,
 ) -> tuple[Trial, list[Program]]:
     """A contest with the times of a profile: of the original, of F(4x4, 3x3), of all else; and what was entered."""

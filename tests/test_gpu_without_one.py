@@ -573,3 +573,10 @@ def _candidates(program: Program) -> list[Any]:
     for _ in run:
         pass
     return run.candidates
+
+
+@pytest.mark.parametrize("text", ["Y[i:6] = max[j:8] A[i, j]", "Y[i:6, j:8] = relu(A[i, j]) + 1"])
+def test_tvm_makes_a_rival_of_one_equation(text: str) -> None:
+    (plan,) = cases.by_tvm(parse(f"tensor A[6, 8]\n{text}"), "tvm").values()
+    (step,) = plan.steps
+    assert isinstance(step, CudaLaunch) and plan.outputs == ("Y",)

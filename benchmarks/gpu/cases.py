@@ -210,7 +210,7 @@ def by_tvm(program: Program, label: str) -> dict[str, CudaPlan]:
     """*program*, of one equation, by TVM's CUDA text, as the plan *label*; none without TVM, or where it fails."""
     try:
         from benchmarks.gpu.tvm_text import tvm_launch
-    except ImportError:
+    except ModuleNotFoundError:
         return {}
     if len(program.equations) != 1:
         return {}

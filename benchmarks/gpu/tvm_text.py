@@ -16,7 +16,7 @@ from tvm import te
 from tvm.s_tir import dlight
 
 from einnet_explore.codegen.preparation import collapse_dimensions, prepare
-from einnet_explore.codegen.tvm.emission import COMBINE, tvm_constant, tvm_expression
+from einnet_explore.codegen.tvm.emission import tvm_constant, tvm_expression, tvm_join
 from einnet_explore.ir import REDUCTIONS, Scalar, Scope, Table, Tensor, tensors
 from einnet_explore.runtime.cuda.steps import CudaLaunch
 from einnet_explore.support.errors import BackendError
@@ -92,7 +92,7 @@ class _Stages:
         sums = [te.reduce_axis((0, s.extent), s.name) for s in scope.summations]
         env |= {s: v + s.lo if s.lo else v.var for s, v in zip(scope.summations, sums, strict=True)}
         neutral = tvm_constant(REDUCTIONS[scope.reduce])
-        reducer = te.comm_reducer(COMBINE[scope.reduce], lambda _: neutral, name=scope.reduce)
+        reducer = te.comm_reducer(lambda a, b: tvm_join(scope.reduce, a, b), lambda _: neutral, name=scope.reduce)
         return reducer(self._scalar(scope.body, env), axis=sums)
 
     def _scalar(self, body: Scalar, env: Mapping[Any, Any]) -> Any:
