@@ -201,14 +201,11 @@ class _Chunks:
         )
         kinds = [value.type.tensor_type.elem_type for value in infos]
         found = [here.add("SequenceEmpty", dtype=kind) for kind in kinds]
-        fixed, joined = (
-            [self.names.fresh(stem) for _ in values]
-            for stem, values in (("fixed", (n, own, starts)), ("chunks", found))
-        )
-        results = [*fixed, *joined]
-        here.nodes.append(
-            helper.make_node("Loop", [count, "", n, own, starts, *found], results, body=self._body(kinds))
-        )
+        fixed = [n, own, starts]
+        unread = [self.names.fresh("unread") for _ in fixed]
+        joined = [self.names.fresh("chunks") for _ in found]
+        body = self._body(kinds)
+        here.nodes.append(helper.make_node("Loop", [count, "", *fixed, *found], [*unread, *joined], body=body))
         for info, sequence, value in zip(infos, joined, self.model.outputs, strict=True):
             batch = self.chunking.independence.outputs[value.name]
             if batch is None:

@@ -35,6 +35,7 @@ MAX_ESTIMATE_SPREAD = 10.0
 """A finalist's estimate is below this multiple of the cheapest variant's: a larger gap is no error of the model."""
 
 TableShapes: TypeAlias = "tuple[tuple[int, ...], ...]"
+"""Shapes of coefficient tables, in order, each as often as its table is read."""
 
 NESTED_SUM_KINDS = (EOperatorKind.ROWS, EOperatorKind.ONE_PASS, EOperatorKind.REDUCTIONS)
 """The kinds of generated kernels that compute several reductions of one another."""

@@ -43,8 +43,10 @@ DISTANCE_WEIGHT = 0.6
 """What one part that is not in common counts, in steps."""
 
 MORE_PROGRAMS = 500
-"""Programs that are reached in search of a shorter way, beside twice as many as for the first one: a count, since with
-a time the result would depend on what else runs."""
+"""After the first path, the search reaches as many programs again as that took, and so many more.
+
+The limit is no time, so the result does not depend on what else runs.
+"""
 
 Features = Counter[object]
 
