@@ -54,6 +54,24 @@ def test_views_weights_and_measured_times() -> None:
     assert stored.estimate(replace(equation(MATMUL), name="Z")).how == "flops"
 
 
+def test_weights_come_from_memory_where_a_model_displaces_them() -> None:
+    """Also those computed from weights, as a library reads them; inputs, which were just written, are near."""
+    program = parse("""
+    tensor A[1, 1000]
+    tensor B[2000, 1000] weight
+    T[k:1000, n:2000] = B[n, k] * 2
+    Y[m:1, n:2000] = sum[k:1000] A[m, k] * T[k, n]""")
+    device = replace(CPU_DEFAULT, cache_bytes=1 << 24, cache_bandwidth=8e10, memory_bandwidth=1e10)
+    near, far = (CostModel(device, displacing_bytes=n) for n in (1 << 22, 1 << 24))
+    weights, rest = 4 * 2_000_000, 4 * 3_000
+    assert near.weight_seconds(program) == weights / 8e10 and far.weight_seconds(program) == weights / 1e10
+    assert near(program)[0] == pytest.approx(device.call_seconds + (weights + rest) / 8e10)
+    assert far(program)[0] == pytest.approx(device.call_seconds + weights / 1e10 + rest / 8e10)
+    assert far.lower_bound(program) <= far(program)[0]
+    without = replace(program, inputs=tuple(replace(t, weight=False) for t in program.inputs))
+    assert far(without) == near(without)
+
+
 def test_library_operators_are_expected_to_be_faster_than_generated_ones() -> None:
     library, generated = (CostModel().estimate(equation(MATMUL, via)) for via in ("Matmul", EOPERATOR))
     assert library.seconds < generated.seconds

@@ -2,8 +2,9 @@
 
 import json
 import pickle
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 import einnet_explore as ee
 from einnet_explore.analysis.patterns import pattern
+from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.codegen.wide_values import rounds_exactly
-from einnet_explore.cost import CPU_DEFAULT, program_seconds
+from einnet_explore.cost import CPU_DEFAULT, CostModel, program_seconds
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import EOperatorKind, Program, Table, accesses, scopes
 from einnet_explore.pipeline import candidate_race, remote_tuning, tuning_task
@@ -42,6 +44,7 @@ from einnet_explore.pipeline.variants import (
 )
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.runtime.measurement import own_seconds
 from einnet_explore.strategies.candidate import steps_to_json
 from einnet_explore.support.limits import MemoryWatch
 
@@ -110,6 +113,12 @@ def nested(program: Program) -> bool:
     return sorted(t.shape for t in every if isinstance(t, Table)) == NESTED
 
 
+@pytest.fixture(autouse=True)
+def fixed_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains are estimated to take as long on every machine, busy or not."""
+    monkeypatch.setattr(candidate_race, "clock_rate", lambda: 64e9 / this_machine().lanes)
+
+
 def held(
     cache: Path,
     program: Program,
@@ -131,7 +140,7 @@ def held(
 
     store = ProfileStore(cache / "p.sqlite")
     settings = Settings(states=BUDGET)
-    context = TuningContext(settings, store, program_seconds, engine, ratios={} if ratios is None else ratios)
+    context = TuningContext(settings, store, CostModel(), engine, ratios={} if ratios is None else ratios)
     contest = TuningTask(program, lambda: OriginalRun(lambda: result, result), {}, context, found=found)
     for name in ("onnxruntime", "onnxruntime alone"):
         store.record(contest._key(name), before, "recorded")
@@ -169,10 +178,30 @@ def test_candidates_that_cannot_win_are_not_compiled(tmp_path: Path) -> None:
     assert both and all(map(nested, both)) and both < {*some}
 
 
+def test_weights_are_packed_before_the_first_run_of_a_candidate_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = list[str]()
+
+    def bind(run: Callable[[Any], Any], feeds: Any) -> Callable[[], Any]:
+        done.append("bound")
+        return partial(run, feeds)
+
+    def time_once(call: Callable[[], object], repeats: int) -> float:
+        done.append("timed")
+        return own_seconds(call, repeats)
+
+    monkeypatch.setattr(tuning_task, "bind_feeds", bind)
+    monkeypatch.setattr(tuning_task, "own_seconds", time_once)
+    program = ee.ops.conv2d(N=1, H=30, W=27, C=64, F=64, R=3, S=3, padding=1)
+    _, measured = held(tmp_path, program, before=1.5e-3, won=0.8e-3, other=1.2e-3)
+    assert done == ["bound", "timed"] * len(measured) != []
+
+
 def test_winners_are_replayed_at_other_sizes(tmp_path: Path) -> None:
     large, small = (ee.ops.conv2d(N=1, H=h, W=27, C=c, F=64, R=3, S=3, padding=1) for h, c in ((30, 64), (14, 48)))
     found = find_variants(large, program_seconds, Settings(states=BUDGET))
-    nothing, context = FoundVariants([], 0), TuningContext(Settings(), ProfileStore(), program_seconds, lambda *_: None)
+    nothing, context = FoundVariants([], 0), TuningContext(Settings(), ProfileStore(), CostModel(), lambda *_: None)
     winner = next(made for e in found.variants if nested((made := e.derivation()).end))
     task = TuningTask(small, lambda: pytest.fail("opened"), {}, context, found=nothing)
     assert task._with_replayed([]) == []
@@ -204,7 +233,7 @@ def test_fewer_nodes_win_where_times_are_within_the_noise(tmp_path: Path) -> Non
 
     def winner(apart: float) -> int:
         store, result = ProfileStore(tmp_path / f"{apart}.sqlite"), dict[str, Any]()
-        context = TuningContext(Settings(), store, program_seconds, lambda *_: lambda _: result)
+        context = TuningContext(Settings(), store, CostModel(), lambda *_: lambda _: result)
         task = TuningTask(program, lambda: OriginalRun(lambda: result, result), {}, context, found=found)
         for name in ("onnxruntime", "onnxruntime alone"):
             store.record(task._key(name), 9e-6, "recorded")
@@ -264,9 +293,11 @@ def test_chains_of_one_algorithm_are_of_one_kind(monkeypatch: pytest.MonkeyPatch
     program = ee.ops.conv2d(N=1, H=30, W=27, C=64, F=64, R=3, S=3, padding=1)
     found = find_variants(program, program_seconds, Settings(states=BUDGET)).variants
     forms = blocked_forms(chain_groups(found, Settings(), 1.0), 4)
-    kinds = [candidate_race.chain_form(form, 1).kind for form in forms]
+    kinds = [candidate_race.chain_form(form, 1, CostModel()).kind for form in forms]
     assert len({*kinds}) == len(kinds) > 1 and ("in blocks", tuple(NESTED)) in kinds
-    assert candidate_race.chain_form(forms[0], 1).estimate == 3e-3
+    assert candidate_race.chain_form(forms[0], 1, CostModel()).estimate == 3e-3
+    slow = CostModel(replace(CPU_DEFAULT, memory_bandwidth=1e6), displacing_bytes=CPU_DEFAULT.cache_bytes)
+    assert candidate_race.chain_form(forms[0], 1, slow).estimate == slow.weight_seconds(forms[0].end) > 3e-3
 
 
 def test_cycles_of_a_chain_are_those_of_its_products_at_least() -> None:
@@ -317,7 +348,7 @@ def test_a_candidate_that_does_not_fit_is_refused(error: Exception, tmp_path: Pa
 
     opened = lambda: OriginalRun(dict[str, Any], dict[str, Any]())  # noqa: E731
     store, settings = ProfileStore(tmp_path / "p.sqlite"), Settings(states=20)
-    contest = TuningTask(program, opened, {}, TuningContext(settings, store, program_seconds, engine))
+    contest = TuningTask(program, opened, {}, TuningContext(settings, store, CostModel(), engine))
     store.record(contest._key("onnxruntime alone"), 1.0, "said")
     store.record(contest._key("onnxruntime"), 1.0, "said")
     outcome = contest.run(1.0)
@@ -344,7 +375,7 @@ def tuned(cache: Path, before: float, exact: float, inexact: float, runtime: Run
         forms.setdefault("exact" if rounds_exactly(form.end) else "inexact", form)
     store = ProfileStore(cache / "p.sqlite")
     found = FoundVariants([Variant(2e-6, name, lambda f=form: f) for name, form in forms.items()], 2)
-    context = TuningContext(Settings(runtime=runtime), store, program_seconds, lambda *_: lambda _: result)
+    context = TuningContext(Settings(runtime=runtime), store, CostModel(), lambda *_: lambda _: result)
     task = TuningTask(program, lambda: OriginalRun(lambda: result, result), {}, context, found=found)
     for name in ("onnxruntime", "onnxruntime alone"):
         store.record(task._key(name), before, "recorded")
@@ -385,7 +416,7 @@ def test_small_programs_that_round_are_searched_and_others_are_not(tmp_path: Pat
     efforts = []
     for program in (ee.parse(QUANTISED), ee.parse(QUANTISED.replace("round(", "relu("))):
         store = ProfileStore(tmp_path / "p.sqlite")
-        context = TuningContext(Settings(), store, program_seconds, lambda *_: lambda _: {})
+        context = TuningContext(Settings(), store, CostModel(), lambda *_: lambda _: {})
         task = TuningTask(program, lambda: pytest.fail("opened"), {}, context)
         store.record(task._key("onnxruntime alone"), 1e-6, "recorded")
         efforts.append(task.search_effort(1.0))
@@ -406,7 +437,7 @@ def test_a_pattern_is_common_to_programs_of_other_extents_names_and_constants() 
 
 
 def test_variants_of_programs_that_differ_in_constants_are_shared(tmp_path: Path) -> None:
-    context = TuningContext(Settings(), ProfileStore(), program_seconds, lambda *_: None)
+    context = TuningContext(Settings(), ProfileStore(), CostModel(), lambda *_: None)
     program = ee.parse(QUANTISED)
     (best, *_) = find_variants(program, program_seconds, Settings(states=20)).variants
 

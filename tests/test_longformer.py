@@ -183,7 +183,7 @@ def test_a_softmax_is_one_kernel() -> None:
 
 
 def test_tiles_fill_the_registers() -> None:
-    assert [(t.rows, t.vectors) for t in (vector_tile(n, 16) for n in (5, 16, 32, 48, 64, 200))] == [
+    assert [(t.rows, t.vectors) for t in (vector_tile(n, Machine()) for n in (5, 16, 32, 48, 64, 200))] == [
         (16, 1), (16, 1), (8, 2), (8, 2), (4, 4), (4, 4)
     ]  # fmt: skip
 

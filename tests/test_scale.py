@@ -219,7 +219,7 @@ def test_a_search_elsewhere_has_the_limit_of_who_asks(monkeypatch: pytest.Monkey
         answer = answer_request(SearchRequest(CONV, 1.0, 1.0), rates, settings, 1000)
         MEMORY_LIMIT.reached = False
         store = ProfileStore(tmp_path / "p.sqlite")
-        context = TuningContext(settings, store, program_seconds, lambda *_: pytest.fail("run"))
+        context = TuningContext(settings, store, CostModel(), lambda *_: pytest.fail("run"))
         opened: Callable[[], Any] = lambda: pytest.fail("it was opened")  # noqa: E731
         contest = TuningTask(CONV, opened, {}, context, found=variants_of_reply(CONV, answer))
         store.record(contest._key("onnxruntime alone"), 1e-12, "said")
@@ -277,7 +277,7 @@ def test_program_larger_than_memory_is_not_measured(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(limits, "used_bytes", lambda: 0)
     opened: Callable[[], Any] = lambda: pytest.fail("it was opened")  # noqa: E731
     store = ProfileStore(tmp_path / "p.sqlite")
-    context = TuningContext(Settings(states=20), store, program_seconds, lambda *_: pytest.fail("run"))
+    context = TuningContext(Settings(states=20), store, CostModel(), lambda *_: pytest.fail("run"))
     contest = TuningTask(CONV, opened, {}, context)
     store.record(contest._key("onnxruntime alone"), 1.0, "said")
     with limit_memory(nbytes - 1):

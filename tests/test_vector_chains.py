@@ -400,7 +400,7 @@ def test_a_model_joins_the_contractions_around_a_depthwise_convolution() -> None
     assert len(joined.nodes) == 6 and [len(part.nodes) for part in joined.parts] == [2, 2, 2]
     first, second = partition(model(readers=2)).subprograms  # the hidden layer is written in any case
     assert len(first.nodes) == 2 and len(second.nodes) == 4
-    uneven = partition(model(hidden=20)).subprograms  # an expansion to 20 channels has no whole vectors
+    uneven = partition(model(hidden=18)).subprograms  # an expansion to 18 channels has no whole vectors
     assert [len(s.nodes) for s in uneven] == [2, 4]
     assert [len(s.nodes) for s in partition(model(), through_cache=False).subprograms] == [2, 2, 2]
 
@@ -468,8 +468,8 @@ PANELS = POINTWISE.replace("K[{c}, {f}]", "K[{panels}, {c}, 32]").replace("K[c, 
 
 
 def small_caches(bytes_of_l1: int) -> Machine:
-    """This machine with few registers, and caches so small that a few kilobytes of weights exceed them."""
-    return replace(HERE, registers=min(20, HERE.registers), l1=bytes_of_l1, l2=2 * bytes_of_l1)
+    """The machine with few registers, and caches so small that a few kilobytes of weights exceed them."""
+    return replace(HERE, registers=20, l1=bytes_of_l1, l2=2 * bytes_of_l1)
 
 
 @pytest.mark.parametrize(
@@ -529,6 +529,24 @@ def test_all_tiles_of_rows_prefetch_the_next_columns_evenly() -> None:
         assert product is not None
         found.append([panel_width(stage, product.right, VectorTile(7, v, 16)) for v in (1, 2, 4)])
     assert found == [[None, None, 64], [None, 32, 32]]
+
+
+@pytest.mark.parametrize("tile_columns", [32, 64])
+def test_blocks_of_columns_prefetch_the_weights_of_the_next_one(tile_columns: int) -> None:
+    """All of them exceed half of the second-level cache; those of one block do not."""
+    program = ee.parse(POINTWISE.format(c=64, p=21, f=128))
+    scope, chain = program.equations[0].scope, find_chain(program.equations[0].scope)
+    columns = next(c.traversal for c in chain.cuts() if c.traversal.extent == 128)
+    cuts, sizes = (chain.make_cut(columns, 1, tile_columns),), {t.name: prod(t.shape) for t in tensors(scope)}
+    small = replace(HERE, l2=4 * 4 * 64 * 32)
+    counts = [
+        chain_function((ChainPart(chain, cuts),), sizes, 1, machine).script().count("prefetch")
+        for machine in (replace(HERE, l2=8 * small.l2), small)
+    ]
+    assert counts[1] > counts[0]
+    arrays = integers(program)
+    got = run(scope, cuts, arrays, machine=small).reshape(128, 21)
+    np.testing.assert_array_equal(got, evaluate(program, arrays)["Y"])
 
 
 @pytest.mark.parametrize("residual", [False, True])

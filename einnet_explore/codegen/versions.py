@@ -18,19 +18,19 @@ def scope_identity(scope: Scope) -> str:
 C_KERNEL_VERSION = 13
 """Kernels in C: the fused ones, regions, transposed tiles, and the function around them."""
 
-SCHEDULE_VERSION = 44
+SCHEDULE_VERSION = 45
 """Kernels that TVM compiles: stages as written, rows, one-pass softmax, chains in blocks."""
 
-TILED_KERNEL_VERSION = 16
+TILED_KERNEL_VERSION = 17
 """Tiled contractions."""
 
 INTEGER_PRODUCT_VERSION = 10
 """Products of bytes and of bfloat16, with epilogues."""
 
-TILE_CHOICE_VERSION = 7
+TILE_CHOICE_VERSION = 8
 """Which tile ``best_tile`` chooses for a contraction."""
 
-SEARCH_VERSION = 28
+SEARCH_VERSION = 29
 """What a search finds, and how its candidates are tuned and selected."""
 
 

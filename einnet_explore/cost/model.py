@@ -3,6 +3,8 @@ r"""Roofline cost model (EinNet §6.1): a measured time if there is one, else th
 .. math::  t = t_0 + \max\left(\frac{\text{FLOPs}}{\text{peak} \cdot \text{efficiency}},
            \frac{\text{bytes}}{\text{bandwidth}}\right)
 
+Weights are read at the bandwidth of memory if they, and what a model reads between two runs, exceed the last cache.
+
 FLOPs and bytes are counted from the scope alone.  A summation that reads zero padding at most places counts only its
 reads of stored elements: :math:`\sum_h X[h]\, K[y - 2h + p]` multiplies :math:`\lceil R/2 \rceil` times per output, not
 `H` times.
@@ -16,7 +18,7 @@ would share its factor).  Products with padding of value 0 need not be formed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -244,16 +246,21 @@ class Estimate:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Estimates for *device*; *measured* returns the stored seconds of an equation, or None."""
+    """Estimates for *device*; *measured* returns the stored seconds of an equation, or None.
+
+    *displacing_bytes* are read between two runs of a program, and displace its weights from caches.
+    """
 
     device: Device = CPU_DEFAULT
     measured: Measured | None = None
     operators: Sequence[Operator] = OPERATORS
+    displacing_bytes: int = 0
 
-    def estimate(self, equation: Equation) -> Estimate:
+    def estimate(self, equation: Equation, constant: Collection[str] = ()) -> Estimate:
         """Estimate one run of *equation*; views, and equations that read only weights, are free.
 
-        Only the tensors' own ``weight`` counts; ``program_cost`` also considers equations that read weights indirectly.
+        Tensors in *constant* count as weights for the distance of memory; ``program_cost`` names those that are
+        computed from weights, and leaves out the equations that compute them.
         """
         if equation.via is not None and equation.via.operator == VIEW:
             return Estimate(0.0, "view")
@@ -264,17 +271,30 @@ class CostModel:
             return Estimate(seconds, "measured")
         done = work(equation.scope)
         compute = done.flops / (self.device.peak_flops * self._efficiency(equation))
-        transfer = done.nbytes / self.device.bandwidth(done.nbytes)
+        weights = _weight_bytes(equation.scope, constant)
+        transfer = (done.nbytes - weights) / self.device.bandwidth(done.nbytes)
+        transfer += weights / self.device.bandwidth(max(done.nbytes, weights + self.displacing_bytes))
         how = "flops" if compute > transfer else "bytes"
         return Estimate(self.device.call_seconds + max(compute, transfer), how)
+
+    def __call__(self, program: Program) -> tuple[float, str]:
+        """Estimate the seconds of *program*, and say how they were found: the cost of a search."""
+        found = self.program_cost(program)
+        return found.seconds, found.how
 
     def program_cost(self, program: Program) -> Estimate:
         """Estimate the equations that run when the program runs."""
         constant = weight_only(program)
-        parts = [self.estimate(e) for e in program.equations if e.name not in constant]
+        parts = [self.estimate(e, constant) for e in program.equations if e.name not in constant]
         kinds = {p.how for p in parts} - {"view", "constant"}
         how = kinds.pop() if len(kinds) == 1 else "mixed" if kinds else "constant" if constant else "view"
         return Estimate(sum(p.seconds for p in parts), how)
+
+    def weight_seconds(self, program: Program) -> float:
+        """Estimate the seconds in which the weights that *program* reads come from memory, or from the last cache."""
+        constant = weight_only(program)
+        read = sum(_weight_bytes(e.scope, constant) for e in program.equations if e.name not in constant)
+        return read / self.device.bandwidth(read + self.displacing_bytes)
 
     def lower_bound(self, program: Program) -> float:
         """Return a lower bound, in seconds, of the cost of every program derived from *program*.
@@ -283,8 +303,8 @@ class CostModel:
         may vanish, so bytes count only where nothing is instantiated.
         """
         constant = weight_only(program)
-        done = sum(self.estimate(e).seconds for e in program.equations if e.via is not None and e.name not in constant)
-        return done + self.least(program)
+        done = [e for e in program.equations if e.via is not None and e.name not in constant]
+        return sum(self.estimate(e, constant).seconds for e in done) + self.least(program)
 
     def least(self, program: Program) -> float:
         """Return a lower bound of the cost of equations not instantiated: products formed and results written."""
@@ -317,6 +337,12 @@ class CostModel:
         return max(device.library * utilisation(equation.scope, device.lanes), tiled)
 
 
+def _weight_bytes(scope: Scope, constant: Collection[str]) -> int:
+    """Return the bytes of the weights that *scope* reads; tensors in *constant* count as weights."""
+    read = {t.name: t for t in tensors(scope) if t.weight or t.name in constant}
+    return sum(prod(t.shape) * element_bytes(t.dtype) for t in read.values())
+
+
 def _is_computation(equation: Equation) -> bool:
     """Whether *equation* does more than move elements, which a view may do for free."""
     scope = equation.scope
@@ -334,5 +360,4 @@ def program_seconds(program: Program) -> tuple[float, str]:
     *How* is ``flops`` or ``bytes`` (what limits it), ``view``, ``constant`` or ``mixed``.  Views, and equations that
     read weights only, are free; an equation without an implementation counts as a generated kernel.
     """
-    found = CostModel().program_cost(program)
-    return found.seconds, found.how
+    return CostModel()(program)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 
+from einnet_explore.cost import CostModel
 from einnet_explore.pipeline.fusion import chain_cycles
 from einnet_explore.pipeline.tuning_context import OriginalRun
 from einnet_explore.pipeline.variants import bilinear_algorithm
@@ -38,10 +39,14 @@ class Form:
     kind: Hashable
 
 
-def chain_form(derivation: Derivation, threads: int, layout: str = "in blocks") -> Form:
-    """Return a chain in blocks with the cycles of its stages; its kind is its *layout* and bilinear algorithm."""
+def chain_form(derivation: Derivation, threads: int, cost: CostModel, layout: str = "in blocks") -> Form:
+    """Return a chain in blocks with the cycles of its stages, or the seconds in which its weights arrive by *cost*.
+
+    Its kind is its *layout* and bilinear algorithm.
+    """
     program = derivation.end
-    return Form(derivation, chain_cycles(program, threads) / clock_rate(), (layout, bilinear_algorithm(program)))
+    seconds = max(chain_cycles(program, threads) / clock_rate(), cost.weight_seconds(program))
+    return Form(derivation, seconds, (layout, bilinear_algorithm(program)))
 
 
 @dataclass(slots=True)

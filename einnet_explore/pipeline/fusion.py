@@ -275,11 +275,9 @@ def _read_through(derivation: Derivation, source: Equation, reader: Equation) ->
     return longer
 
 
-PANEL_COLUMNS = 32
-"""Columns of a product that are stored together, for every step of its sum: those of most tiles, read in one stream."""
-
-MIN_PANEL_COLUMNS = 16
-"""Columns of a panel, at least; a product with other columns is stored in rows."""
+PANEL_VECTORS = 2
+"""Vectors of columns of a product that are stored together, for every step of its sum: those of most tiles, read in one
+stream.  A panel has one vector at least; a product with other columns is stored in rows."""
 
 
 def chain_in_blocks(derivation: Derivation) -> Derivation | None:
@@ -387,13 +385,15 @@ def _store_in_panels(derivation: Derivation) -> Derivation:
 def _panel_layout(own: tuple[Iterator, ...], access: Access, last: Iterator) -> tuple[tuple[str, Index], ...]:
     """Return Φ that puts panels of *last* innermost; empty if *last* is no dimension, or is innermost already."""
     at = [d for d, i in enumerate(access.index) if i.single == last]
-    few = PANEL_COLUMNS if last.extent % PANEL_COLUMNS == 0 else 2 * PANEL_COLUMNS
+    lanes = this_machine().lanes
+    most = PANEL_VECTORS * lanes
+    few = most if last.extent % most == 0 else 2 * most
     if len(at) != 1 or (at[0] == len(own) - 1 and last.extent <= few):
         return ()
     k = own[at[0]]
     sums = own[-1] if own[-1] != k else own[-2]
-    width = gcd(k.extent, PANEL_COLUMNS)
-    width = width if width >= MIN_PANEL_COLUMNS else k.extent
+    width = gcd(k.extent, most)
+    width = width if width >= lanes else k.extent
     others = tuple((x.name, as_index(x)) for x in own if x not in (k, sums))
     names = {x.name for x in own}
     outer, inner = (next(n for n in (f"{k.name}{c}", f"{k.name}{c}{c}") if n not in names) for c in "oi")

@@ -41,11 +41,15 @@ TaskRunner: TypeAlias = "Callable[[str], JsonObject]"
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """A *program* to be searched for *seconds*; variants estimated *below* so many seconds may be measured."""
+    """A *program* to be searched for *seconds*; variants estimated *below* so many seconds may be measured.
+
+    The model reads *displacing_bytes* between two runs of the program.
+    """
 
     program: Program
     seconds: float
     below: float
+    displacing_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,7 @@ class PortableCost:
     known: Mapping[ProfileKey, float] = field(repr=False)
     device: str = field(default_factory=device_name)
     library: str = field(default_factory=library_versions)
+    displacing_bytes: int = 0
 
     @staticmethod
     def of(rates: Device, store: ProfileStore, threads: int) -> PortableCost:
@@ -90,8 +95,7 @@ class PortableCost:
         return PortableCost(rates, threads, store.known(threads))
 
     def __call__(self, program: Program) -> tuple[float, str]:
-        found = CostModel(self.rates, self._find).program_cost(program)
-        return found.seconds, found.how
+        return CostModel(self.rates, self._find, displacing_bytes=self.displacing_bytes)(program)
 
     def _find(self, equation: Equation) -> float | None:
         return self.known.get(recorded_key(equation, self.device, self.library, self.threads))
@@ -152,8 +156,9 @@ def answer_request(
     request: SearchRequest, cost: PortableCost, settings: Settings, limit: int | None = None
 ) -> SearchReply:
     """Answer *request* within the memory *limit*; the reply has the steps of variants that a task may need."""
+    displaced = replace(cost, displacing_bytes=request.displacing_bytes)
     with limit_memory(limit):
-        found = find_variants(request.program, cost, replace(settings, seconds=request.seconds))
+        found = find_variants(request.program, displaced, replace(settings, seconds=request.seconds))
     needed = {id(variant) for variant in requested_variants(found.variants, settings, request.below)}
     sent = [
         SentVariant(

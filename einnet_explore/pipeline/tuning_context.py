@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, RuntimeException
 
-from einnet_explore.codegen.register_tiles import cpu_flags
+from einnet_explore.codegen.register_tiles import cpu_flags, this_machine
 from einnet_explore.codegen.versions import all_versions
 from einnet_explore.cost import CostModel, cpu_default, program_seconds
 from einnet_explore.ir import Program
@@ -34,7 +34,7 @@ from einnet_explore.runtime.integer_products import VNNI_SPEEDUP
 from einnet_explore.runtime.profile_store import WITHOUT_WAITING, TimeStore, device_name, library_versions
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
-from einnet_explore.strategies.options import Cost, Options
+from einnet_explore.strategies.options import Options
 from einnet_explore.strategies.rounding_levels import Level
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.version import PACKAGE_VERSION
@@ -117,7 +117,7 @@ class TuningContext:
 
     settings: Settings
     store: ProfileStore
-    cost: Cost
+    cost: CostModel
     compiler: ProgramCompiler
     ahead: AheadCompiler = lambda programs, constants: None
     ratios: dict[Hashable, float] = field(default_factory=dict)
@@ -183,9 +183,14 @@ class Implementations:
             bandwidth, flops = stream_bandwidth(threads), peak_flops(threads)
         except BackendError:
             bandwidth, flops = 0.0, 0.0  # the benchmark kernels do not run here: the usual figures stand
-        most = max(device.memory_bandwidth, bandwidth)
-        integers = VNNI_SPEEDUP if "avx512_vnni" in cpu_flags() else device.integers
-        here = replace(device, memory_bandwidth=most, peak_flops=flops or device.peak_flops, integers=integers)
+        here = replace(
+            device,
+            memory_bandwidth=bandwidth or device.memory_bandwidth,
+            peak_flops=flops or device.peak_flops,
+            cache_bytes=this_machine().l3 // 2,  # other cores and other data take a part
+            lanes=this_machine().lanes,
+            integers=VNNI_SPEEDUP if "avx512_vnni" in cpu_flags() else device.integers,
+        )
         return CostModel(here, self.store.lookup(threads))
 
     @property
@@ -201,17 +206,15 @@ class Implementations:
         if self.settings.runtime == "plan":
             compile_ahead(programs, self.settings.threads, constants, self.store)
 
-    def cost(self, program: Program) -> tuple[float, str]:
-        """Estimate the seconds of *program*, and say how they were found."""
-        found = self.model.program_cost(program)
-        return found.seconds, found.how
+    def context(self, settings: Settings | None = None, displacing_bytes: int = 0) -> TuningContext:
+        """The context of tasks, with other *settings* (less time) where they are given.
 
-    def context(self, settings: Settings | None = None) -> TuningContext:
-        """The context of tasks, with other *settings* (less time) where they are given."""
+        In the model, *displacing_bytes* are read between two runs of a task's program.
+        """
         return TuningContext(
             settings or self.settings,
             self.store,
-            self.cost,
+            replace(self.model, displacing_bytes=displacing_bytes),
             self.compiler,
             self.compile_ahead,
             self.ratios,

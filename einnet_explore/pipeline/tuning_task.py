@@ -274,9 +274,9 @@ class TuningTask:
         forms = [Form(fuse_eoperators(each.derivation()), each.seconds, each.kind) for each in promising]
         groups = chain_groups(ranked, settings, below)
         blocked = blocked_forms(groups, settings.finalists)
-        chains = [chain_form(derivation, settings.threads) for derivation in blocked]
+        chains = [chain_form(derivation, settings.threads, self.context.cost) for derivation in blocked]
         if in_vectors is not None and all(in_vectors.end != other.end for other in blocked):
-            chains.append(chain_form(in_vectors, settings.threads, "in vectors"))
+            chains.append(chain_form(in_vectors, settings.threads, self.context.cost, "in vectors"))
         forms += (form for form in chains if form.estimate < below)
         apart = products_in_vectors(self.program) if in_vectors is not None else None
         if apart is not None:
@@ -360,9 +360,9 @@ class TuningTask:
         try:
             memory.require(working_set_bytes(derivation.end), "a candidate")
             run = self.context.compiler(derivation.end, self.constants)
-            results: list[Arrays] = []
-            once = own_seconds(lambda: results.append(run(feeds)), 1)
-            got = results[0]
+            call = reference.run_of(bind_feeds(run, feeds))  # packs weights, which is no part of a run
+            once = own_seconds(call, 1)
+            got = call.last
             plain, error = level_report(derivation), reference.original.error(want, got)
             if plain.level == "bf16":
                 report = measure_errors(derivation, plain, {**feeds, **self.constants}, want, got)
@@ -381,7 +381,6 @@ class TuningTask:
                 )
                 return
             name = str(len(race.seconds))
-            call = reference.run_of(bind_feeds(run, feeds))
             found.derivations[name], found.runners[name] = derivation, call
             known = self.context.store.get(self._key("program in place", derivation.end))
             if known is None and not race.is_hopeless(once):

@@ -416,8 +416,7 @@ def peak_flops(threads: int = 1) -> float:
 @lru_cache(maxsize=1)
 def clock_rate() -> float:
     """Cycles a second of one core: those in which it computes the products of ``peak_flops``."""
-    machine = this_machine()
-    return peak_flops() / (2 * machine.lanes * machine.fma_per_cycle)
+    return peak_flops() / this_machine().flops_per_cycle
 
 
 class ProfileStore(TimeStore):

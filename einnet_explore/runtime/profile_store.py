@@ -26,7 +26,6 @@ from einnet_explore.codegen.versions import scope_identity
 from einnet_explore.cost import CostModel, Device, cpu_default
 from einnet_explore.ir import EOPERATOR, Equation, Program, tensors
 from einnet_explore.runtime.compiled import cpu_name
-from einnet_explore.strategies.options import Cost
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.storage import cache_directory
 from einnet_explore.support.wording import count_noun
@@ -420,22 +419,11 @@ def _check_rates(where: str, rates: object) -> None:
         raise ValueError(f"{where}: {shown}: expected positive numbers")
 
 
-def device_cost(device: str, threads: int | None = None) -> Cost:
-    """Return the cost function of a search for *device*: seconds, and how they were found.
+def device_cost(device: str, threads: int | None = None) -> CostModel:
+    """Return the cost model of *device*, which is the cost function of a search.
 
     Raises ValueError for an unknown device or an unusable profile.
     """
-    model = device_cost_model(device, threads)
-
-    def seconds(program: Program) -> tuple[float, str]:
-        found = model.program_cost(program)
-        return found.seconds, found.how
-
-    return seconds
-
-
-def device_cost_model(device: str, threads: int | None = None) -> CostModel:
-    """Return the cost model of *device*; raises as ``device_cost`` does."""
     if not device.startswith(PROFILE_PREFIX):
         if device != "cpu":
             raise ValueError(f"device {device!r}: found no such cost, expected cpu or {PROFILE_PREFIX}FILE.sqlite")

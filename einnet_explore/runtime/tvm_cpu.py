@@ -49,8 +49,8 @@ from einnet_explore.runtime.arrays import Array, aligned, aligned_empty, bind_fu
 from einnet_explore.runtime.onnx_weights import LARGE_PAGE_BYTES, LargePages, owner_of
 from einnet_explore.support.errors import BackendError
 
-MIN_FLOPS_PER_CYCLE = 12
-"""Operations a cycle (of up to 64) from which on a contraction is bound by arithmetic rather than by memory."""
+MIN_PEAK_SHARE = 3 / 16
+"""Share of the peak rate from which on a contraction is bound by arithmetic rather than by memory."""
 
 
 @contextmanager
@@ -85,7 +85,7 @@ class TiledContraction:
     @property
     def worthwhile(self) -> bool:
         """Return whether arithmetic is expected to bound it: other kernels are slower then."""
-        return self.plan.form.flops >= MIN_FLOPS_PER_CYCLE * self.cycles
+        return self.plan.form.flops >= MIN_PEAK_SHARE * this_machine().flops_per_cycle * self.cycles
 
     @property
     def text(self) -> str:

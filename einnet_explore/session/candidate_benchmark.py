@@ -442,9 +442,9 @@ def _measure_on_gpu(programs: Mapping[str, Program], rounds: int, seed: int) -> 
 
 
 def _from_profile(programs: Mapping[str, Program], device: str) -> Iterable[CandidateMeasurements]:
-    from einnet_explore.runtime.profile_store import device_cost_model
+    from einnet_explore.runtime.profile_store import device_cost
 
-    model = device_cost_model(device)
+    model = device_cost(device)
     found = {name: model.program_cost(program) for name, program in programs.items()}
     roofs = {
         name: Roof(model.device.peak_flops, model.device.bandwidth(program_work(program).nbytes))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import prod
 
+from einnet_explore.analysis.counts import ELEMENT_BYTES
 from einnet_explore.analysis.fused_chain import Chain, Cut, Region, Stage, find_chain, range_inside
 from einnet_explore.analysis.indices import substitute
 from einnet_explore.codegen.language.lowering import flat_index, tensor_name
@@ -495,9 +496,9 @@ def sum_length(stage: BlockStage) -> int:
     return prod(y.extent for y in stage.sums)
 
 
-def exceeds_cache(stage: BlockStage, product: StageProduct, machine: Machine) -> bool:
-    """True if the columns read an input of more than half of the second-level cache."""
-    return not is_stage_result(product.right) and _read_bytes(stage, product.right) > machine.l2 // 2
+def is_far(product: StageProduct, machine: Machine) -> bool:
+    """True if the columns of all blocks read an input of more than half of the second-level cache."""
+    return not is_stage_result(product.right) and _source_bytes(product.right) > machine.l2 // 2
 
 
 def is_stage_result(access: Access) -> bool:
@@ -510,10 +511,15 @@ def is_earlier_result(access: Access) -> bool:
     return tensor_name(access.source).startswith("@#")
 
 
+def _source_bytes(access: Access) -> int:
+    """Return the bytes of what *access* reads from, in all blocks."""
+    return ELEMENT_BYTES * prod(access.source.shape)
+
+
 def _read_bytes(stage: BlockStage, access: Access) -> int:
     """Return the bytes that *access* reads in a block of *stage*."""
     moving = {x for i in access.index for x in i.iterators}
-    return 4 * prod(x.extent for x in (*stage.traversals, *stage.sums) if x in moving)
+    return ELEMENT_BYTES * prod(x.extent for x in (*stage.traversals, *stage.sums) if x in moving)
 
 
 @dataclass(frozen=True, slots=True)
@@ -769,14 +775,16 @@ def _stage_cycles(stage: BlockStage, rounds: int, machine: Machine) -> float:
         return rounds * points * element_cycles(stage, machine)
     vectors, depth = stage.last.extent // machine.lanes, sum_length(stage)
     tile = product_tile(stage, found, machine)
-    again = depth * points // (found.count * stage.last.extent)
-    work = again * product_cycles(tile, found.count, vectors, depth, machine)
+    count = depth * points // (found.count * stage.last.extent)
+    work = count * product_cycles(tile, found.count, vectors, depth, machine)
     if is_earlier_result(found.left):  # by other threads
         work += _read_bytes(stage, found.left) / (machine.l2_bytes / L3_SLOWDOWN)
-    if not exceeds_cache(stage, found, machine):
+    if not is_far(found, machine):
         return rounds * work
-    # The other layers of a model have used the last cache since: the first block reads from memory.
+    # The other layers of a model have used the last cache since: each element is read from memory once.
     size = _read_bytes(stage, found.right)
     first = size / (machine.l2_bytes / MEMORY_SLOWDOWN)
-    others = size / (machine.l2_bytes / (L3_SLOWDOWN if 2 * size <= machine.l3 else MEMORY_SLOWDOWN))
-    return max(work, first) + (rounds - 1) * max(work, others)
+    again = L3_SLOWDOWN if 2 * size <= machine.l3 else MEMORY_SLOWDOWN
+    others = size / (machine.l2_bytes / again) if size > machine.l2 // 2 else 0
+    new = min(rounds, -(-_source_bytes(found.right) // size))
+    return new * max(work, first) + (rounds - new) * max(work, others)

@@ -35,8 +35,8 @@ from einnet_explore.codegen.fused_tiling.block_sizes import (
     address_steps,
     block_stages,
     collapse_loops,
-    exceeds_cache,
     far_vectors,
+    is_far,
     is_stage_result,
     is_vector_sum,
     match_product,
@@ -358,35 +358,36 @@ class _ProductTiles:
 
     def _prefetch(self, tile: VectorTile, number: TvmObject, step: TvmObject, sums: Environment, readers: int) -> None:
         """Prefetch in *step*, of *sums*, of tile *number* a share of what the next block, or next columns, read."""
-        machine, stage, right = self.writer.machine, self.stage, self.product.right
-        if not exceeds_cache(stage, self.product, machine):
+        stage, right = self.stage, self.product.right
+        if not is_far(self.product, self.writer.machine):
             return
         memory, outermost = self.writer.memory[tensor_name(right.source)], stage.sums[0]
         length = outermost.extent // self.blocks
         following = self.block + 1
         columns = self.env[self.across] + tirx.truncdiv(following, self.blocks)
         start = tirx.truncmod(following, self.blocks) * length + outermost.lo
-        vector = Iterator("@vector", 0, tile.vectors)
+        width = panel_width(stage, right, tile)
+        unit = width or LINE_ELEMENTS
+        part = Iterator("@part", 0, -(-tile.width // unit))
         index = right.index[0].substitute(
-            lambda y: as_index(self.across) * tile.width + as_index(vector) * machine.lanes if y == stage.last else y
+            lambda y: as_index(self.across) * tile.width + as_index(part) * unit if y == stage.last else y
         )
 
-        def line(env: Environment, first: TvmObject) -> TvmObject:
-            return self.writer.at(index, {**self.env, **env, self.across: columns, vector: first})
+        def place(env: Environment, number: TvmObject) -> TvmObject:
+            return self.writer.at(index, {**self.env, **env, self.across: columns, part: number})
 
-        width = panel_width(stage, right, tile)
         if width is None:
-            share = -(-tile.vectors // readers)
+            share = -(-part.extent // readers)
             here = {**sums, outermost: sums[outermost] - self.block * length + start - outermost.lo}
             for n in range(share):
-                first = tirx.min(number * share + n, tile.vectors - 1)
-                T.evaluate(prefetch_line(memory, line(here, first)))
+                line = tirx.min(number * share + n, part.extent - 1)
+                T.evaluate(prefetch_line(memory, place(here, line)))
             return
         begin = {y: tirx.const(y.lo, "int32") for y in stage.sums} | {outermost: start}
         steps = length * prod(y.extent for y in stage.sums[1:])
         stride = -(-width // readers)
-        for panel in range(0, tile.width, width):
-            at = line(begin, tirx.const(panel // machine.lanes, "int32")) + (number * steps + step) * stride
+        for panel in range(part.extent):
+            at = place(begin, tirx.const(panel, "int32")) + (number * steps + step) * stride
             for n in range(0, stride, LINE_ELEMENTS):
                 T.evaluate(prefetch_line(memory, at + n))
 

@@ -98,7 +98,7 @@ class RowKernel:
     @property
     def tile(self) -> VectorTile:
         """A tile of a band's product."""
-        return vector_tile(2 * self.lanes, self.lanes)
+        return vector_tile(2 * self.lanes, self.machine)
 
     @property
     def batches(self) -> int:
@@ -114,7 +114,7 @@ class RowKernel:
     @property
     def out(self) -> VectorTile:
         """A tile of the last product."""
-        return vector_tile(self.product.n.extent, self.lanes)
+        return vector_tile(self.product.n.extent, self.machine)
 
     @property
     def width(self) -> int:
@@ -515,7 +515,7 @@ def block_rows(nest: RowNest, machine: Machine) -> int:
     wide = sum(isinstance(n, BandNode) for n in nest.nodes) + bool(nest.product)
     rows, tile = (
         MAX_BLOCK_ROWS,
-        vector_tile(nest.product.n.extent if nest.product else 2 * machine.lanes, machine.lanes).rows,
+        vector_tile(nest.product.n.extent if nest.product else 2 * machine.lanes, machine).rows,
     )
     while rows > max(8, tile) and 4 * rows * (nest.along.extent + rows) * wide > machine.l2 // 2:
         rows //= 2

@@ -66,8 +66,8 @@ def online_block(online: OnlineSoftmax, machine: Machine) -> tuple[int, int]:
     """
     nest = online.nest
     assert nest.product is not None
-    out = vector_tile(nest.product.n.extent, machine.lanes)
-    score = vector_tile(2 * machine.lanes, machine.lanes)
+    out = vector_tile(nest.product.n.extent, machine)
+    score = vector_tile(2 * machine.lanes, machine)
     whole = max(out.rows, score.rows, machine.lanes)
     rows = min(MAX_BLOCK_ROWS, -(-nest.row.extent // whole) * whole)
     seen = nest.along.extent + (0 if nest.dense else rows - 1)

@@ -20,6 +20,7 @@ from math import inf
 
 from einnet_explore.analysis.indices import box_tests
 from einnet_explore.codegen.language.dialects import ODD_QUOTIENTS, OddQuotient
+from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.ir import (
     COMPARISONS,
@@ -345,10 +346,6 @@ def tvm_index(index: Index, env: Environment) -> TvmObject:
     return total + index.const if index.const else total
 
 
-SUM_REGISTERS = 16
-"""Registers for sums: twice the latency of a multiply-add, and half of all."""
-
-
 @dataclass(frozen=True, slots=True)
 class VectorTile:
     """*rows* rows of *vectors* vectors of *lanes* elements, and of a narrower one of *rest* elements.
@@ -384,11 +381,11 @@ class VectorTile:
         return self.rows * len(self.columns) - self.pairs
 
 
-def vector_tile(columns: int, lanes: int) -> VectorTile:
-    """Return the tile for *columns* columns: up to four vectors, and rows for the other registers."""
-    vectors = min(4, -(-columns // lanes))
+def vector_tile(columns: int, machine: Machine) -> VectorTile:
+    """Return the tile for *columns* columns: up to four vectors, and rows such that sums fill half of the registers."""
+    vectors = min(4, -(-columns // machine.lanes))
     vectors = max(v for v in (1, 2, 4) if v <= vectors)
-    return VectorTile(SUM_REGISTERS // vectors, vectors, lanes)
+    return VectorTile(machine.registers // 2 // vectors, vectors, machine.lanes)
 
 
 def load_vector(buffer: TvmObject, at: TvmObject, lanes: int) -> TvmObject:
