@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 # pytest-xdist runs one process a core. Libraries read these as they are imported, so they are set before any test is.
@@ -12,6 +13,8 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "
 import pytest
 from hypothesis import HealthCheck, settings
 
+from einnet_explore.codegen import register_tiles
+from einnet_explore.pipeline.vector_layouts import chain_in_vectors
 from einnet_explore.runtime import measurement
 
 measurement.SECONDS_FACTOR = 0.1
@@ -39,3 +42,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(config.stash[_scratch], ignore_errors=True)
+
+
+@pytest.fixture
+def wide_vectors(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """What depends on the machine is as on one with 512-bit vectors; kernels are compiled for the one that there is."""
+    caches = {1: 48 << 10, 2: 1 << 20, 3: 32 << 20}
+    remembered = register_tiles.this_machine, chain_in_vectors
+    monkeypatch.setattr(register_tiles, "cpu_flags", frozenset)
+    monkeypatch.setattr(register_tiles, "_cache_bytes", caches.get)
+    for each in remembered:
+        each.cache_clear()
+    yield
+    for each in remembered:
+        each.cache_clear()

@@ -57,6 +57,7 @@ def check(program: Program, weights: tuple[str, ...] = (), **options: object) ->
     return compiled
 
 
+@pytest.mark.usefixtures("wide_vectors")
 @pytest.mark.parametrize("weights", [(), (1,), (0, 1)])
 @pytest.mark.parametrize("name", CALLS)
 def test_library_operator_runs_in_its_engine(name: str, weights: tuple[int, ...]) -> None:
@@ -121,6 +122,7 @@ def test_matrix_products_by_strides(name: str) -> None:
     assert check(parse(PRODUCTS[name])).engines["Y"] == "matmul"
 
 
+@pytest.mark.usefixtures("wide_vectors")
 @pytest.mark.parametrize(
     "text",
     [

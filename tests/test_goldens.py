@@ -29,6 +29,7 @@ from onnx_building import build, node
 
 import einnet_explore as ee
 from einnet_explore.cli import main
+from einnet_explore.codegen import register_tiles
 from einnet_explore.pipeline import selection, tuning_task
 
 # Internal names, here only.
@@ -497,6 +498,7 @@ def by_lot(folder: str, commands: Mapping[str, str]) -> None:
     tuning_task.session_overhead = lambda _: 0.0  # type: ignore[attr-defined, assignment]
     tuning_task.available_cores = lambda: 2  # type: ignore[attr-defined]
     selection.installed_hosts = tuple
+    register_tiles.cpu_flags, register_tiles._cache_bytes = frozenset, lambda level: None  # the default machine
     os.chdir(folder)
     for name, proto in models().items():
         onnx.save(proto, f"{name}.onnx")

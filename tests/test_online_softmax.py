@@ -316,6 +316,7 @@ def test_queries_and_values_are_read_in_place_at_any_place_in_memory(m: int, w: 
     agree(derived(parse(text)), 2)
 
 
+@pytest.mark.usefixtures("wide_vectors")
 def test_only_keys_are_packed_where_queries_and_values_are_contiguous() -> None:
     scope = derived(attention(2, 49, 49, 32, 32))
     text = str(TvmSource(scope).function.script())

@@ -166,6 +166,7 @@ def test_second_result_repeats_the_first_and_reports_lost_gains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything(monkeypatch)
+    monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("joined"), "onnxruntime": plan_forms("exported")})
     monkeypatch.setattr(result_module, "MIN_SPEEDUP", 1.02)
     first = Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "profiles.sqlite"))
     assert len(list(first.run())) == 2
@@ -272,6 +273,7 @@ def test_a_joined_subprogram_replaces_its_parts_only_where_it_gains_more() -> No
     assert "its parts" in whole.why
 
 
+@pytest.mark.usefixtures("wide_vectors")
 @pytest.mark.parametrize(("gain", "tuned"), [(1.0, 5), (1.1, 5), (1.5, 3)])
 def test_parts_come_before_what_joins_them_unless_that_gains_much(
     gain: float, tuned: int, monkeypatch: pytest.MonkeyPatch

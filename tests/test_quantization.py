@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import einnet_check
 import einnet_explore as ee
 from benchmarks.quantised import exact_values
 from einnet_explore.analysis.products import multiplies_bytes
+from einnet_explore.codegen.register_tiles import cpu_flags
 from einnet_explore.codegen.wide_values import rounds_computed_values, rounds_exactly
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
@@ -119,7 +121,21 @@ CASES: dict[str, tuple[onnx.NodeProto, Arrays, Mapping[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+@cache
+def saturates_pairs() -> bool:
+    """Whether ONNX Runtime adds products of bytes in pairs that saturate at 16 bits, as on processors without VNNI."""
+    feeds, weights = {"a": np.full((1, 64), 255, np.uint8)}, {"b": np.full((64, 16), 127, np.int8)}
+    (found,) = run(model([node("MatMulInteger", "ab", "y")], feeds, weights, y="int32"), feeds).values()
+    return int(found.max()) != 64 * 255 * 127
+
+
+EXACT_PAIRS = pytest.mark.skipif("saturates_pairs()", reason="ONNX Runtime saturates pairs of products of bytes here")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=EXACT_PAIRS) if CASES[name][0].op_type == "QLinearConv" else name for name in CASES],
+)
 def test_quantised_operators_have_the_results_of_onnx_runtime_bit_for_bit(name: str) -> None:
     call, feeds, weights, dtype = CASES[name]
     proto = model([call], feeds, weights, **dict(zip(call.output, (dtype, "float32", "uint8"), strict=False)))
@@ -212,6 +228,7 @@ def dense(
     return apart, model([node("QLinearMatMul", "qszwtuvo", "y")], feeds, weights, y="uint8")
 
 
+@EXACT_PAIRS
 def test_a_quantised_product_equals_its_definition() -> None:
     for zero_point in (0, -3):
         apart, whole_operator = dense(zero_point=zero_point)
@@ -225,6 +242,7 @@ def test_a_quantised_product_equals_its_definition() -> None:
     assert compare_models(load_model(apart), load_model(other)).kind == "different"
 
 
+@EXACT_PAIRS
 def test_a_quantised_convolution_equals_its_definition() -> None:
     kernel, feeds = numbers(6, 4, 3, 3, dtype="int8"), {"q": IMAGE}
     weights = {
@@ -561,7 +579,8 @@ def test_quantised_subprograms_are_equal_to_their_definition_bit_for_bit() -> No
             np.testing.assert_array_equal(found, want[network.identifiers[names[name]]], err_msg=part.nodes[-1])
             elements += found.size
         calls[part.nodes] = ProgramCall(made, names)
-    assert elements > 1_000_000 and sum("integers" in c.program.engines.values() for c in calls.values()) == 3
+    fast = sum("integers" in c.program.engines.values() for c in calls.values())
+    assert elements > 1_000_000 and (fast == 3 or "avx512_vnni" not in cpu_flags())  # plain loops lose elsewhere
     (found,) = build_plan(network, calls, 1).run(feeds).values()
     np.testing.assert_array_equal(found, want[network.identifiers[network.outputs[0].name]])
 

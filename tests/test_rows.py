@@ -33,7 +33,7 @@ def test_long_windows_leave_whole_tiles_of_rows(n: int, monkeypatch: pytest.Monk
     scope, machine = product(300, n), Machine(l2=1 << 12)
     found = match_row_nest(scope)
     assert found is not None and found.product is not None
-    assert block_rows(found, machine) == max(8, vector_tile(n, machine.lanes).rows)
+    assert block_rows(found, machine) == max(8, vector_tile(n, machine).rows)
     monkeypatch.setattr(tvm_cpu, "this_machine", lambda: machine)
     rng = np.random.default_rng(0)
     p, v = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((20, 300), (319, n)))
@@ -98,6 +98,7 @@ NORMALISED = """
     output Y"""
 
 
+@pytest.mark.usefixtures("wide_vectors")
 @pytest.mark.parametrize(
     ("n", "lanes"), [(768, 64), (96, 32), (197, 16), (448, 64), (127, 64), (113, 64), (9, 8), (5, 4), (200, 16)]
 )

@@ -382,6 +382,7 @@ def test_errors_of_strings_bytes_and_infinities_are_defined() -> None:
     assert largest_error(limits[0], {"y": np.array([np.nan, 1.0], np.float32)}) == np.inf
 
 
+@pytest.mark.usefixtures("wide_vectors")
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
 def test_the_page_says_what_is_understood_of_each_kind_of_model(kind: Kind) -> None:
     check_page(kind)
