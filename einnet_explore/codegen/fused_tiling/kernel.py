@@ -373,8 +373,8 @@ class _ProductTiles:
             lambda y: as_index(self.across) * tile.width + as_index(part) * unit if y == stage.last else y
         )
 
-        def place(env: Environment, number: TvmObject) -> TvmObject:
-            return self.writer.at(index, {**self.env, **env, self.across: columns, part: number})
+        def place(env: Environment, of: TvmObject) -> TvmObject:
+            return self.writer.at(index, {**self.env, **env, self.across: columns, part: of})
 
         if width is None:
             share = -(-part.extent // readers)
