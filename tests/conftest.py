@@ -46,7 +46,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def wide_vectors(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    """What depends on the machine is as on one with 512-bit vectors; kernels are compiled for the one that there is."""
+    """Choose as on a machine with 512-bit vectors; compilers take the real one."""
     caches = {1: 48 << 10, 2: 1 << 20, 3: 32 << 20}
     remembered = register_tiles.this_machine, chain_in_vectors
     monkeypatch.setattr(register_tiles, "cpu_flags", frozenset)

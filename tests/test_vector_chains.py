@@ -531,13 +531,14 @@ def test_all_tiles_of_rows_prefetch_the_next_columns_evenly() -> None:
     assert found == [[None, None, 64], [None, 32, 32]]
 
 
-@pytest.mark.parametrize("tile_columns", [32, 64])
-def test_blocks_of_columns_prefetch_the_weights_of_the_next_one(tile_columns: int) -> None:
+@pytest.mark.parametrize("width", [32, 64])
+def test_blocks_of_columns_prefetch_the_weights_of_the_next_one(width: int) -> None:
     """All of them exceed half of the second-level cache; those of one block do not."""
     program = ee.parse(POINTWISE.format(c=64, p=21, f=128))
-    scope, chain = program.equations[0].scope, find_chain(program.equations[0].scope)
+    scope = program.equations[0].scope
+    chain = find_chain(scope)
     columns = next(c.traversal for c in chain.cuts() if c.traversal.extent == 128)
-    cuts, sizes = (chain.make_cut(columns, 1, tile_columns),), {t.name: prod(t.shape) for t in tensors(scope)}
+    cuts, sizes = (chain.make_cut(columns, 1, width),), {t.name: prod(t.shape) for t in tensors(scope)}
     small = replace(HERE, l2=4 * 4 * 64 * 32)
     counts = [
         chain_function((ChainPart(chain, cuts),), sizes, 1, machine).script().count("prefetch")

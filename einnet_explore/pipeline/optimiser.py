@@ -176,9 +176,8 @@ class Tuner:
             if known is not None:
                 self.trials[name] = known
             elif effort is not None:
-                requests[name] = SearchRequest(
-                    task.program, effort, MAX_ESTIMATE_RATIO * task.original_seconds, task.displacing_bytes
-                )
+                below = MAX_ESTIMATE_RATIO * task.original_seconds
+                requests[name] = SearchRequest(task.program, effort, below, task.displacing_bytes)
         left = max(0.0, until - perf_counter())
         for name, answer in tune_on_executor(executor, requests, self.implementations, left, task_runner):
             match answer:
@@ -254,15 +253,13 @@ class Tuner:
         program = subprogram.anonymous.program
         opener, constants = open_original(self.model, subprogram, self.implementations.settings.threads)
         reply = self._replies.get(subprogram.task_name(self.model))
-        displacing_bytes = self._displacing_bytes(subprogram)
         return TuningTask(
             program,
             opener,
             constants,
-            self.implementations.context(self._limited_settings(), displacing_bytes),
+            self.implementations.context(self._limited_settings(), self._displacing_bytes(subprogram)),
             operators=operator_digest(self.model, subprogram.nodes),
             found=None if reply is None else variants_of_reply(program, reply),
-            displacing_bytes=displacing_bytes,
         )
 
     def _limited_settings(self) -> Settings:

@@ -165,8 +165,11 @@ class TuningTask:
     context: TuningContext
     operators: str = ""
     found: FoundVariants | None = None
-    displacing_bytes: int = 0
-    """Bytes of weights that the rest of the model reads between two calls, which displace those of this subprogram."""
+
+    @property
+    def displacing_bytes(self) -> int:
+        """Bytes of weights that the rest of the model reads between two calls: they displace those of *program*."""
+        return self.context.cost.displacing_bytes
 
     @cached_property
     def original_seconds(self) -> float:

@@ -452,7 +452,7 @@ def product_cycles(tile: VectorTile, rows: int, vectors: int, depth: int, machin
 
     They count multiply-adds, loads, the latency of sums, and columns that each tile reads from the second-level cache.
     """
-    line = 4 * tile.width
+    line = ELEMENT_BYTES * tile.width
     columns = line / machine.l2_bytes if depth * line > machine.l1 // 2 else 0
 
     def one(r: int) -> float:
@@ -469,7 +469,7 @@ def sum_blocks(stage: BlockStage, product: StageProduct, tile: VectorTile, machi
     More than one if the columns that tiles share exceed half of the first-level cache, and tiles have so few rows that
     fetching them again takes more than half the time of the arithmetic.
     """
-    outermost, line = stage.sums[0], 4 * tile.width
+    outermost, line = stage.sums[0], ELEMENT_BYTES * tile.width
     least = -(-line * sum_length(stage) // (machine.l1 // 2))
     is_bound_by_loads = 2 * line / machine.l2_bytes >= tile.sums / machine.fma_per_cycle
     if least <= 1 or product.count <= tile.rows or not is_bound_by_loads:
@@ -633,7 +633,7 @@ def _displaced_cycles(elements: int, machine: Machine) -> float:
 
     What fits the first-level cache counts nothing.
     """
-    return max(0, 4 * elements - machine.l1) / (machine.l2_bytes / L3_SLOWDOWN)
+    return max(0, ELEMENT_BYTES * elements - machine.l1) / (machine.l2_bytes / L3_SLOWDOWN)
 
 
 @lru_cache(256)
@@ -727,7 +727,7 @@ def _chain_cycles(chain: Chain, cuts: tuple[Cut, ...], threads: int, machine: Ma
     stages = tuple(map(collapse_loops, block_stages(chain, cuts, lambda tensor: tensor.name, threads)))
     blocks = prod(c.blocks for c in cuts)
     rounds = -(-blocks // threads)
-    sizes = {s.memory: 4 * s.size for s in stages[:-1]}
+    sizes = {s.memory: ELEMENT_BYTES * s.size for s in stages[:-1]}
     total, before = WAKE_CYCLES if threads > 1 and blocks > 1 else 0.0, 0
     total += _displaced_cycles(sum(s.size for s in stages[:-1]), machine)
     for stage in stages:
