@@ -18,9 +18,11 @@ from typing import Any, TypeAlias
 from einnet_evaluation.engines import DIRECT, EXPORTED, NUMPY, OURS, WARMUP_LIMIT_SECONDS, Task, check_engines
 from einnet_evaluation.rivals import ORT, RIVALS, installed
 from einnet_evaluation.workers import RemoteEngine, Worker
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline.optimisation import check_device
 from einnet_explore.runtime.arrays import Arrays, largest_error
 from einnet_explore.support.limits import available_cores
+from einnet_explore.syntax import load_text
 
 _NO_SHAPES: Mapping[str, tuple[int, ...]] = {}
 
@@ -78,8 +80,9 @@ def run_benchmark(
         raise ValueError(f"rounds {rounds}: expected at least 1")
     count = threads or available_cores()
     rivals = check_engines(str(path), against)
-    Path(path).stat()  # reports a misspelt file name before any engine starts
-    names = (OURS, DIRECT if str(path).endswith(".ein") else EXPORTED, *installed(rivals))
+    is_case = str(path).endswith(".ein")
+    _ = load_text(path) if is_case else load_model(path, shapes)  # what is wrong is reported before any engine starts
+    names = (OURS, DIRECT if is_case else EXPORTED, *installed(rivals))
     with tempfile.TemporaryDirectory() as folder:
         out = str(Path(folder) / "OUT.onnx")
         tasks = [Task(str(path), name, count, dict(shapes), max_depth, budget, out, attribute) for name in names]

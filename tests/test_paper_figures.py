@@ -160,7 +160,14 @@ def shapes_of(shapes: Iterable[Shape]) -> Iterable[Shape]:
         yield from shapes_of(shape.shapes) if isinstance(shape, ShapeGroup) else [shape]
 
 
-@pytest.mark.parametrize(("style", "width"), [("acm", None), ("ieee", "2.6in"), ("slides", None), ("poster", None)])
+@pytest.mark.parametrize(
+    ("style", "width"),
+    [
+        ("acm", None),
+        ("ieee", "2.6in"),
+        *(pytest.param(style, None, marks=pytest.mark.slow) for style in ("slides", "poster")),
+    ],
+)
 def test_figures_have_their_width_and_letters_that_one_can_read(
     run: Run, found: Candidate, style: StyleName, width: str | None
 ) -> None:

@@ -33,8 +33,8 @@ def test_there_are_pairs_for_the_gallery() -> None:
     assert len(PAIRS) >= 30
 
 
-LONG = {"attention in one pass"}
-"""Pairs whose search takes as long as those of all others together."""
+LONG = {"attention in one pass", "convolution to Winograd's form", "LoRA"}
+"""Pairs whose searches take the longest."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in PAIRS])

@@ -100,7 +100,7 @@ def _function(factor: Any, at: Mapping[str, Fraction], arguments: Arguments) -> 
 @pytest.mark.parametrize("name", checkers())
 def test_laws_keep_the_values_of_random_expressions(name: str) -> None:
     random, compared = Random(0), 0
-    for _ in range(1500):
+    for _ in range(500):
         apply, arguments = checkers()[name]()
         polynomial, value = random_expression(random, apply, random.choice([2, 3, 4]))
         if len(polynomial) <= MAX_MONOMIALS:
@@ -108,7 +108,7 @@ def test_laws_keep_the_values_of_random_expressions(name: str) -> None:
             for _ in range(4):
                 at = {n: Fraction(random.randint(-8, 8), random.choice([1, 2, 3])) for n in NAMES}
                 assert evaluate(polynomial, at, arguments) == value(at), (polynomial, at)
-    assert compared > 1000
+    assert compared > 330
 
 
 @pytest.mark.parametrize("name", checkers())
@@ -128,7 +128,7 @@ def test_a_clip_has_one_form(name: str, low: int, high: int) -> None:
 def test_logarithms_of_exponentials_keep_their_values(name: str, is_axiom_used: bool) -> None:
     """log(1 + e^p) and log(e^p q), with and without one exponential for each term of p."""
     random = Random(1)
-    for _ in range(400):
+    for _ in range(150):
         apply, arguments = checkers()[name]()
         exponent, value = random_expression(random, apply, random.choice([1, 2, 3]))
         if len(exponent) > MAX_MONOMIALS:
@@ -149,7 +149,7 @@ def test_logarithms_of_exponentials_keep_their_values(name: str, is_axiom_used: 
 def test_exponentials_of_selections_keep_their_values(name: str) -> None:
     """Exponentials of what conditions select, selected and multiplied by conditions, and sigmoids of them."""
     random, replaced = Random(2), 0
-    for _ in range(1500):
+    for _ in range(500):
         apply, arguments = checkers()[name]()
         (p, value), (q, other), (a, low), (b, high) = (random_expression(random, apply, n) for n in (1, 1, 0, 0))
         power, condition = apply("exp", [p]), apply("less", [a, b])
@@ -175,4 +175,4 @@ def test_exponentials_of_selections_keep_their_values(name: str) -> None:
                     "sigmoid": holds * other(at) / (1 + Fraction(e)),
                 }[kind]
                 assert math.isclose(evaluate(made, at, arguments), wanted, rel_tol=1e-9, abs_tol=1e-9), (made, at)
-    assert replaced > 20
+    assert replaced > 7

@@ -235,7 +235,7 @@ def test_the_search_keeps_the_chunked_form() -> None:
     assert certify(start, best.program).kind == "proved"
 
 
-@pytest.mark.parametrize("length", [256, 257])
+@pytest.mark.parametrize("length", [257, pytest.param(256, marks=pytest.mark.slow)])
 def test_a_search_finds_gated_chunks_that_both_checkers_prove(length: int) -> None:
     start = gated(length, 16, 16)
     run = ee.search(start, budget=None)

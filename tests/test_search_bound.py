@@ -85,7 +85,7 @@ def test_pruned_branch_states_bound_and_candidate_cost(strategy: str) -> None:
     )
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow if case in LONG else ()) for case in CASES])
 def test_every_candidate_costs_at_least_its_bounds(case: str) -> None:
     """At the start, at every state on the way, and at the end, where the bound is the cost."""
     engine, events = searched(case, "best_first", False)

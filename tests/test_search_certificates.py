@@ -15,9 +15,12 @@ from einnet_explore.strategies.options import Options
 
 PROVED = set(CASES)
 
+LONG = {"a batch and two terms"}
+"""The case with the most candidates."""
+
 
 @pytest.mark.parametrize("strategy", ["best_first", pytest.param("paper", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow if case in LONG else ()) for case in CASES])
 def test_every_candidate_is_certified(case: str, strategy: str) -> None:
     run = Run(CASES[case], ee.program_seconds, options=Options(strategy, 1))
     for _ in run:

@@ -38,8 +38,14 @@ SMALL = {
 }  # fmt: skip
 
 
+LONG = {"ConvTranspose"}
+"""The case whose searches take the longest."""
+
+
 @pytest.mark.parametrize(("fingerprint", "converging"), [WITH, UNPRUNED, UNGUIDED])
-@pytest.mark.parametrize("name", [*CASES, *SMALL])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in CASES), *SMALL]
+)
 def test_counted_states_and_candidates_are_those_of_a_search(name: str, fingerprint: bool, converging: bool) -> None:
     one, depth = CASES.get(name) or SMALL[name], 3 if name in ("Conv3x3", "Conv5x5", "ConvTranspose", "strided") else 4
     counted = count_depths(one, depth, 60)[fingerprint, converging]

@@ -116,7 +116,8 @@ class _End:
     def add(self, derivation: Derivation) -> Hashable | None:
         """Add the end of *derivation*; return its key, None if one that is no longer leads there."""
         key = program_key(derivation.end)
-        if key in self.known and len(self.known[key].steps) <= len(derivation.steps):
+        before = self.known.get(key)
+        if before is not None and len(before.steps) <= len(derivation.steps):
             return None
         self.known[key] = derivation
         found = _features(derivation.end)
