@@ -18,7 +18,7 @@ def scope_identity(scope: Scope) -> str:
 C_KERNEL_VERSION = 13
 """Kernels in C: the fused ones, regions, transposed tiles, and the function around them."""
 
-SCHEDULE_VERSION = 45
+SCHEDULE_VERSION = 46
 """Kernels that TVM compiles: stages as written, rows, one-pass softmax, chains in blocks."""
 
 TILED_KERNEL_VERSION = 16
@@ -30,7 +30,7 @@ INTEGER_PRODUCT_VERSION = 10
 TILE_CHOICE_VERSION = 8
 """Which tile ``best_tile`` chooses for a contraction."""
 
-SEARCH_VERSION = 29
+SEARCH_VERSION = 30
 """What a search finds, and how its candidates are tuned and selected."""
 
 

@@ -37,6 +37,7 @@ class Form:
     derivation: Derivation
     estimate: float
     kind: Hashable
+    is_chain: bool = False
 
 
 def chain_form(derivation: Derivation, threads: int, cost: CostModel, layout: str = "in blocks") -> Form:
@@ -46,7 +47,7 @@ def chain_form(derivation: Derivation, threads: int, cost: CostModel, layout: st
     """
     program = derivation.end
     seconds = max(chain_cycles(program, threads) / clock_rate(), cost.weight_seconds(program))
-    return Form(derivation, seconds, (layout, bilinear_algorithm(program)))
+    return Form(derivation, seconds, (layout, bilinear_algorithm(program)), is_chain=True)
 
 
 @dataclass(slots=True)
@@ -106,7 +107,7 @@ MAX_SAMPLE_RATIO = 1.25
 
 @dataclass(slots=True)
 class Race:
-    """The samples of the forms so far, in *seconds* by name; *original_seconds* are to beat.
+    """The samples of the forms so far, in *seconds* by name; *original_seconds* are to beat, those of a sample too.
 
     *ratios* are the least ratios of samples to estimates by kind, in the tasks before.
     """
@@ -116,11 +117,15 @@ class Race:
     seconds: dict[str, float] = field(default_factory=dict)
     samples: dict[Hashable, float] = field(default_factory=dict)
     """These ratios of the forms so far."""
+    least: dict[bool, float] = field(default_factory=dict)
+    """The least of them of chains in blocks, and of other programs."""
 
     def expected(self, form: Form) -> float:
-        """Return the seconds that *form* is expected to take: its estimate, corrected."""
-        ratio = self.ratios.get(form.kind)
-        return form.estimate * (min(self.samples.values(), default=1.0) if ratio is None else ratio)
+        """Return the seconds that *form* is expected to take: its estimate, corrected.
+
+        Cycles of chains and seconds of equations are wrong in different ways, so each corrects its own only.
+        """
+        return form.estimate * self.ratios.get(form.kind, self.least.get(form.is_chain, 1.0))
 
     def is_open_to(self, form: Form) -> bool:
         """Return whether *form* may be the fastest; the first one is tried in any case."""
@@ -135,6 +140,7 @@ class Race:
         if form.estimate:
             ratio = seconds / form.estimate
             self.samples[form.kind] = min(self.samples.get(form.kind, ratio), ratio)
+            self.least[form.is_chain] = min(self.least.get(form.is_chain, ratio), ratio)
 
     def is_hopeless(self, once: float) -> bool:
         """Return whether a form whose first run took *once* seconds is too slow to be sampled: it also allocated."""

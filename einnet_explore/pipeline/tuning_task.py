@@ -14,7 +14,7 @@ from einnet_explore.analysis.equations import weight_only
 from einnet_explore.analysis.patterns import extents, pattern
 from einnet_explore.codegen.wide_values import rounds_computed_values, rounds_exactly
 from einnet_explore.ir import VIEW, Program
-from einnet_explore.pipeline.candidate_race import Finalists, Form, Race, Reference, bind_feeds, chain_form
+from einnet_explore.pipeline.candidate_race import Finalists, Form, Race, RecalledRun, Reference, bind_feeds, chain_form
 from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.pipeline.numerics import level_report, measure_errors
 from einnet_explore.pipeline.rounded_products import round_products
@@ -340,7 +340,9 @@ class TuningTask:
 
     def _compile(self, forms: Sequence[Form], reference: Reference, memory: MemoryWatch) -> Finalists:
         """Compile *forms* that may be the fastest, those expected to be first, one on each core at a time."""
-        found, race = Finalists(), Race(self.original_seconds, self.context.ratios)
+        original = reference.run_of(reference.original.run)
+        before = self._stored(self._key("onnxruntime"), lambda: _sample(original, reference))
+        found, race = Finalists(), Race(before, self.context.ratios)
         waiting, cores = list(forms), available_cores()
         while waiting := sorted(filter(race.is_open_to, waiting), key=race.expected):
             batch, waiting = waiting[:cores], waiting[cores:]
@@ -385,13 +387,18 @@ class TuningTask:
                 return
             name = str(len(race.seconds))
             found.derivations[name], found.runners[name] = derivation, call
-            known = self.context.store.get(self._key("program in place", derivation.end))
-            if known is None and not race.is_hopeless(once):
-                once = min(sample_seconds(call, 1, reference.displace(call)) for _ in range(2))
-            race.enter(name, form, known.seconds if known else once)
+            seconds = self._stored(
+                self._key("program in place", derivation.end),
+                lambda: once if race.is_hopeless(once) else _sample(call, reference),
+            )
+            race.enter(name, form, seconds)
             for slow in race.losers():  # their copies of the weights are freed
                 found.derivations.pop(slow, None)
                 found.runners.pop(slow, None)
+
+    def _stored(self, key: ProfileKey, measure: Callable[[], float]) -> float:
+        known = self.context.store.get(key)
+        return known.seconds if known else measure()
 
     def _key(self, operator: str, program: Program | None = None) -> ProfileKey:
         settings = self.context.settings
@@ -403,6 +410,10 @@ class TuningTask:
         if settings.runtime == "plan":
             return key
         return replace(key, operator=f"{operator} in {settings.runtime}")
+
+
+def _sample(call: RecalledRun, reference: Reference) -> float:
+    return min(sample_seconds(call, 1, reference.displace(call)) for _ in range(2))
 
 
 def _same(derivation: Derivation) -> Derivation:

@@ -88,6 +88,9 @@ from einnet_explore.support.lazy_modules import LazyModule
 tirx, T = LazyModule("tvm.tirx"), LazyModule("tvm.tirx.script.builder.ir")
 
 
+STREAM_ELEMENTS = 64 * LINE_ELEMENTS
+"""How far ahead elements that are read once are prefetched: more than arrive in the latency of memory."""
+
 PREFETCHED_ELEMENTS = 4 * LINE_ELEMENTS
 """Elements by which rows of an input that are read together, or of the result, are prefetched: four lines.
 
@@ -357,16 +360,19 @@ class _ProductTiles:
                 store_tile(tile, totals, self.kept, lambda row, x: (first + row) * tile.width + x)
 
     def _prefetch(self, tile: VectorTile, number: TvmObject, step: TvmObject, sums: Environment, readers: int) -> None:
-        """Prefetch in *step*, of *sums*, of tile *number* a share of what the next block, or next columns, read."""
+        """Prefetch in *step*, of *sums*, of tile *number* a share of what the next block, or next columns, read.
+
+        Of panels that a single tile reads, it is what comes a fixed distance later: they need not fit a cache.
+        """
         stage, right = self.stage, self.product.right
         if not is_far(self.product, self.writer.machine):
             return
         memory, outermost = self.writer.memory[tensor_name(right.source)], stage.sums[0]
         length = outermost.extent // self.blocks
-        following = self.block + 1
-        columns = self.env[self.across] + tirx.truncdiv(following, self.blocks)
+        following, width = self.block + 1, panel_width(stage, right, tile)
+        is_stream = readers == 1 and self.blocks == 1 and width is not None
+        columns = self.env[self.across] + (0 if is_stream else tirx.truncdiv(following, self.blocks))
         start = tirx.truncmod(following, self.blocks) * length + outermost.lo
-        width = panel_width(stage, right, tile)
         unit = width or LINE_ELEMENTS
         part = Iterator("@part", 0, -(-tile.width // unit))
         index = right.index[0].substitute(
@@ -388,6 +394,7 @@ class _ProductTiles:
         stride = -(-width // readers)
         for panel in range(part.extent):
             at = place(begin, tirx.const(panel, "int32")) + (number * steps + step) * stride
+            at += STREAM_ELEMENTS if is_stream else 0
             for n in range(0, stride, LINE_ELEMENTS):
                 T.evaluate(prefetch_line(memory, at + n))
 
