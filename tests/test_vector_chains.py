@@ -28,7 +28,7 @@ from einnet_explore.codegen.fused_tiling.block_sizes import (
     sum_blocks,
     tileable_chain,
 )
-from einnet_explore.codegen.fused_tiling.kernel import chain_function, operand_bytes
+from einnet_explore.codegen.fused_tiling.kernel import STREAM_ELEMENTS, chain_function, operand_bytes
 from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.codegen.tvm.emission import VectorTile
 from einnet_explore.equivalence.certificate import certify
@@ -547,6 +547,21 @@ def test_blocks_of_columns_prefetch_the_weights_of_the_next_one(width: int) -> N
     assert counts[1] > counts[0]
     arrays = integers(program)
     got = run(scope, cuts, arrays, machine=small).reshape(128, 21)
+    np.testing.assert_array_equal(got, evaluate(program, arrays)["Y"])
+
+
+@pytest.mark.parametrize(("points", "is_stream"), [(4, True), (21, False)])
+def test_panels_that_one_tile_reads_are_prefetched_a_fixed_distance_ahead(points: int, is_stream: bool) -> None:
+    """The next columns, in 128 KB, would leave the nearest cache before they are read."""
+    program = ee.parse(PANELS.format(c=1024, p=points, f=64, panels=2))
+    scope = program.equations[0].scope
+    small = replace(HERE, l2=1 << 18)
+    part = ChainPart(find_chain(scope), ())
+    text = chain_function((part,), {t.name: prod(t.shape) for t in tensors(scope)}, 1, small).script()
+    lines = [line for line in text.splitlines() if "prefetch" in line and f") * 32 + {STREAM_ELEMENTS}" in line]
+    assert len(lines) == 4 * is_stream  # two panels of two lines a step
+    arrays = integers(program)
+    got = run(scope, (), arrays, machine=small).reshape(64, points)
     np.testing.assert_array_equal(got, evaluate(program, arrays)["Y"])
 
 
