@@ -28,9 +28,9 @@ from einnet_explore.codegen.fused_tiling.block_sizes import (
     sum_blocks,
     tileable_chain,
 )
-from einnet_explore.codegen.fused_tiling.kernel import STREAM_ELEMENTS, chain_function, operand_bytes
+from einnet_explore.codegen.fused_tiling.kernel import chain_function, operand_bytes
 from einnet_explore.codegen.register_tiles import Machine
-from einnet_explore.codegen.tvm.emission import VectorTile
+from einnet_explore.codegen.tvm.emission import STREAM_ELEMENTS, VectorTile
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program, Scope, tensors

@@ -21,7 +21,7 @@ C_KERNEL_VERSION = 13
 SCHEDULE_VERSION = 46
 """Kernels that TVM compiles: stages as written, rows, one-pass softmax, chains in blocks."""
 
-TILED_KERNEL_VERSION = 16
+TILED_KERNEL_VERSION = 17
 """Tiled contractions."""
 
 INTEGER_PRODUCT_VERSION = 10

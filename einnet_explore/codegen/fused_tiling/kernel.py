@@ -51,6 +51,7 @@ from einnet_explore.codegen.preparation import expand_table
 from einnet_explore.codegen.register_tiles import LINE_ELEMENTS, Machine
 from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.codegen.tvm.emission import (
+    STREAM_ELEMENTS,
     Environment,
     VectorTile,
     load_vector,
@@ -87,9 +88,6 @@ from einnet_explore.support.lazy_modules import LazyModule
 
 tirx, T = LazyModule("tvm.tirx"), LazyModule("tvm.tirx.script.builder.ir")
 
-
-STREAM_ELEMENTS = 64 * LINE_ELEMENTS
-"""How far ahead elements that are read once are prefetched: more than arrive in the latency of memory."""
 
 PREFETCHED_ELEMENTS = 4 * LINE_ELEMENTS
 """Elements by which rows of an input that are read together, or of the result, are prefetched: four lines.

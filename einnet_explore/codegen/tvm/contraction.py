@@ -35,6 +35,7 @@ from einnet_explore.codegen.register_tiles import (
 from einnet_explore.codegen.sum_of_products import SUM_RESULT, Phase, SumOfProducts
 from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.codegen.tvm.emission import (
+    STREAM_ELEMENTS,
     Environment,
     load_vector,
     prefetch_line,
@@ -329,11 +330,12 @@ class ContractionPlan:
 
     @cached_property
     def prefetch_stride(self) -> int:
-        """Elements of the packed operand that a step prefetches for the tiles that read others; 0 if they are near.
+        """Elements of the packed operand that a step prefetches, 0 if they are near: of what the next tiles read.
 
-        The tiles that read the same elements share this work evenly, so that memory is busy all the time.
+        The tiles that read the same elements share this work evenly, so that memory is busy all the time.  A tile that
+        reads its elements alone prefetches what it reads itself, a fixed distance ahead.
         """
-        if not self.is_far or not self.sharing:
+        if not self.is_far:
             return 0
         return -(-max(region.inside for region in self.regions) // prod(b.count for b in self.sharing))
 
@@ -553,7 +555,7 @@ class _Writer:
     def _prefetch_packed(
         self, n: int, env: Environment, block: Environment, extents: Mapping[Iterator, int], step: Environment
     ) -> None:
-        """Prefetch this step's share of what the next tiles read of the packed operand: it follows.
+        """Prefetch this step's share of what the next tiles read of the packed operand, or this one, alone: it follows.
 
         In *env* the sum is where its loops over *extents* begin; *step* is relative to that.
         """
@@ -562,12 +564,13 @@ class _Writer:
             return
         region, sums = plan.regions[n], [y for y in plan.sums if y in plan.form.moves(packed)]
         steps = prod(extents[y] for y in sums)
-        following = _flat_position((region.start + region.inside * steps, dict(region.strides)), env)
+        ahead = region.inside * steps if plan.sharing else STREAM_ELEMENTS
+        following = _flat_position((region.start + ahead, dict(region.strides)), env)
         done = _row_major_position([step[y] for y in sums], [extents[y] for y in sums])
         at = (self._sharing_tile(block) * steps + done) * stride
         memory = self.operands[packed != plan.tile.vector]
         for line in range(0, stride, LINE_ELEMENTS):
-            T.evaluate(prefetch_line(memory, following + at + line, cache=2))
+            T.evaluate(prefetch_line(memory, following + at + line, cache=2 if plan.sharing else 1))
 
     def _prefetch_sides(self, env: Environment, extents: Mapping[Iterator, int], step: Environment) -> None:
         """Prefetch this *step*'s share of the lines that the tile's epilogue reads: they are far in a model."""

@@ -20,7 +20,7 @@ from math import inf
 
 from einnet_explore.analysis.indices import box_tests
 from einnet_explore.codegen.language.dialects import ODD_QUOTIENTS, OddQuotient
-from einnet_explore.codegen.register_tiles import Machine
+from einnet_explore.codegen.register_tiles import LINE_ELEMENTS, Machine
 from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.ir import (
     COMPARISONS,
@@ -396,6 +396,10 @@ def load_vector(buffer: TvmObject, at: TvmObject, lanes: int) -> TvmObject:
 def store_vector(buffer: TvmObject, value: TvmObject, at: TvmObject, lanes: int) -> None:
     """Store a vector from *at* on in a buffer of one dimension."""
     T.buffer_store(buffer, value, [tirx.Ramp(at, 1, lanes)])
+
+
+STREAM_ELEMENTS = 64 * LINE_ELEMENTS
+"""How far ahead elements that are read once are prefetched: more than arrive in the latency of memory."""
 
 
 def prefetch_line(buffer: TvmObject, at: TvmObject, written: bool = False, cache: int = 1) -> TvmObject:
