@@ -287,6 +287,16 @@ def test_forms_that_are_expected_to_lose_are_not_compiled() -> None:
     assert known.samples == {"chains": 0.5}
 
 
+def test_samples_of_chains_do_not_correct_estimates_of_other_programs() -> None:
+    race = Race(10.0)
+    race.enter("chain", Form(START, 1.0, "chains", is_chain=True), 3.0)
+    other = Form(START, 2.0, "others")
+    assert race.expected(other) == 2.0 and race.is_open_to(other)
+    assert race.expected(Form(START, 2.0, "more chains", is_chain=True)) == 6.0
+    race.enter("other", other, 1.0)
+    assert race.expected(Form(START, 2.0, "still others")) == 1.0
+
+
 def test_chains_of_one_algorithm_are_of_one_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(candidate_race, "chain_cycles", lambda program, threads: 3e6)
     monkeypatch.setattr(candidate_race, "clock_rate", lambda: 1e9)

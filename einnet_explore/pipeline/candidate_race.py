@@ -32,7 +32,10 @@ class Finalists:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A *derivation* to be measured, and the *estimate* of its seconds, whose error depends on its *kind*."""
+    """A *derivation* to be measured, and the *estimate* of its seconds, whose error depends on its *kind*.
+
+    The estimate of a chain in blocks counts cycles, that of another program adds up its equations.
+    """
 
     derivation: Derivation
     estimate: float
@@ -107,7 +110,7 @@ MAX_SAMPLE_RATIO = 1.25
 
 @dataclass(slots=True)
 class Race:
-    """The samples of the forms so far, in *seconds* by name; *original_seconds* are to beat, those of a sample too.
+    """The samples of the forms so far, in *seconds* by name; *original_seconds*, of a sample too, are to beat.
 
     *ratios* are the least ratios of samples to estimates by kind, in the tasks before.
     """

@@ -289,7 +289,9 @@ class TuningTask:
             return stays(why=f"its kernels in blocks are estimated above {below * 1e6:.0f} µs")
         if settings.numerics == "bf16":
             rounded = [(form, round_products(form.derivation)) for form in forms]
-            forms += [Form(made, form.estimate, ("bf16", form.kind)) for form, made in rounded if made is not None]
+            forms += [
+                replace(form, derivation=made, kind=("bf16", form.kind)) for form, made in rounded if made is not None
+            ]
         finalists, times = self._measure(forms, memory)
         before = times.pop("original")
         excess = "; ".join(dict.fromkeys(finalists.over_bound))
