@@ -165,9 +165,9 @@ def test_candidates_that_cannot_win_are_not_compiled(tmp_path: Path) -> None:
     found = find_variants(program, program_seconds, Settings(states=BUDGET))
     chains = chain_groups(found.variants, Settings(), 1.0)
     every = len(select_finalists(found.variants, 4, 1.0)) + len(blocked_forms(chains, 4))
-    times, ratios = {"before": 1.5e-3, "won": 1.0e-3, "other": 1.4e-3}, dict[Hashable, float]()
+    times, ratios = {"before": 1.5e-3, "won": 1.0e-3, "other": 2.4e-3}, dict[Hashable, float]()
     first, some = held(tmp_path / "first", program, **times, found=found, ratios=ratios)
-    assert first.winner is not None and nested(first.winner.end) and len({*some}) < every
+    assert first.winner is not None and nested(first.winner.end) and len({*some}) <= every - 2
     fast = ("in blocks", tuple(NESTED))
     assert first.why == "1.50x in its own right"
     ratios |= {kind: 9 * ratios[fast] for kind in ratios if kind != fast}

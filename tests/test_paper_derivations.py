@@ -142,10 +142,10 @@ def are_dense_bands(candidate: Candidate) -> bool:
         (1, 48, 16, 12, 6, 4),
         (2, 36, 12, 10, 4, 3),
         (3, 40, 16, 16, 5, 2),
-        pytest.param(4, 30, 12, 12, 3, 5, marks=pytest.mark.slow),
+        *slow((4, 30, 12, 12, 3, 5)),
         (5, 42, 14, 12, 4, 6),
-        pytest.param(8, 28, 12, 16, 6, 2, marks=pytest.mark.slow),
-        pytest.param(12, 36, 12, 16, 4, 3, marks=pytest.mark.slow),
+        *slow((8, 28, 12, 16, 6, 2)),
+        *slow((12, 36, 12, 16, 4, 3)),
     ],
 )
 def test_fig14_dilated_attention_is_two_dense_bands_whose_layouts_cancel(
@@ -172,7 +172,7 @@ def heads(b: int, m: int, k: int, half: int, d: int) -> Program:
 
 @pytest.mark.parametrize(
     ("b", "m", "k", "half", "d"),
-    [(1, 48, 16, 6, 4), pytest.param(2, 36, 12, 4, 3, marks=pytest.mark.slow), (1, 30, 14, 5, 2)],
+    [(1, 48, 16, 6, 4), *slow((2, 36, 12, 4, 3)), (1, 30, 14, 5, 2)],
 )
 def test_fig14_dense_bands_of_two_heads_are_merged(b: int, m: int, k: int, half: int, d: int) -> None:
     candidate = found(heads(b, m, k, half, d), are_dense_bands, max_depth=3)

@@ -12,6 +12,7 @@ from einnet_explore.checker.record import check_record
 from einnet_explore.rules import INVERSE, Refused
 from einnet_explore.session.program_paths import ProgramPath
 from tests.path_pairs import pairs
+from tests.slow_cases import with_slow
 
 PAIRS = dict(pairs())
 
@@ -37,7 +38,7 @@ LONG = {"attention in one pass", "convolution to Winograd's form", "LoRA"}
 """Pairs whose searches take the longest."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in PAIRS])
+@pytest.mark.parametrize("name", with_slow(PAIRS, LONG))
 def test_a_path_is_found_and_proved(name: str) -> None:
     before, after, by_hand = PAIRS[name]()
     found = ee.path(before, after, budget=60.0)

@@ -17,6 +17,7 @@ from einnet_explore.strategies.engine import Search, lower_bound
 from einnet_explore.strategies.events import Found, Level, Pruned
 from einnet_explore.strategies.options import Options
 from einnet_explore.syntax import parse
+from tests.slow_cases import with_slow
 
 CASES = {
     "Conv3x3": ee.ops.conv2d(N=1, H=7, W=7, C=32, F=48, R=3, S=3, padding=1),
@@ -58,7 +59,7 @@ def searched(case: str, strategy: str, bound: bool) -> tuple[Search, tuple[objec
 
 
 @pytest.mark.parametrize("strategy", LEVELS)
-@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow if case in LONG else ()) for case in CASES])
+@pytest.mark.parametrize("case", with_slow(CASES, LONG))
 def test_the_best_candidate_is_never_lost(case: str, strategy: str) -> None:
     """Levels and the end are unchanged too, and every candidate is also found without the bound."""
     whole, everything = searched(case, strategy, False)
@@ -85,7 +86,7 @@ def test_pruned_branch_states_bound_and_candidate_cost(strategy: str) -> None:
     )
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow if case in LONG else ()) for case in CASES])
+@pytest.mark.parametrize("case", with_slow(CASES, LONG))
 def test_every_candidate_costs_at_least_its_bounds(case: str) -> None:
     """At the start, at every state on the way, and at the end, where the bound is the cost."""
     engine, events = searched(case, "best_first", False)

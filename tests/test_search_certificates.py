@@ -12,6 +12,7 @@ from benchmarks import bars, search
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.options import Options
+from tests.slow_cases import with_slow
 
 PROVED = set(CASES)
 
@@ -20,7 +21,7 @@ LONG = {"a batch and two terms"}
 
 
 @pytest.mark.parametrize("strategy", ["best_first", pytest.param("paper", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow if case in LONG else ()) for case in CASES])
+@pytest.mark.parametrize("case", with_slow(CASES, LONG))
 def test_every_candidate_is_certified(case: str, strategy: str) -> None:
     run = Run(CASES[case], ee.program_seconds, options=Options(strategy, 1))
     for _ in run:

@@ -19,6 +19,7 @@ from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.moves import rule_moves
 from einnet_explore.strategies.options import Options
+from tests.slow_cases import with_slow
 
 LOCAL = tuple(rule for rule in RULES if rule.local)
 
@@ -43,9 +44,7 @@ LONG = {"ConvTranspose"}
 
 
 @pytest.mark.parametrize(("fingerprint", "converging"), [WITH, UNPRUNED, UNGUIDED])
-@pytest.mark.parametrize(
-    "name", [*(pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in CASES), *SMALL]
-)
+@pytest.mark.parametrize("name", with_slow([*CASES, *SMALL], LONG))
 def test_counted_states_and_candidates_are_those_of_a_search(name: str, fingerprint: bool, converging: bool) -> None:
     one, depth = CASES.get(name) or SMALL[name], 3 if name in ("Conv3x3", "Conv5x5", "ConvTranspose", "strided") else 4
     counted = count_depths(one, depth, 60)[fingerprint, converging]

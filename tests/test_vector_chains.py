@@ -30,7 +30,7 @@ from einnet_explore.codegen.fused_tiling.block_sizes import (
 )
 from einnet_explore.codegen.fused_tiling.kernel import chain_function, operand_bytes
 from einnet_explore.codegen.register_tiles import Machine
-from einnet_explore.codegen.tvm.emission import STREAM_ELEMENTS, VectorTile
+from einnet_explore.codegen.tvm.emission import PREFETCH_DISTANCE, VectorTile
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program, Scope, tensors
@@ -558,7 +558,7 @@ def test_panels_that_one_tile_reads_are_prefetched_a_fixed_distance_ahead(points
     small = replace(HERE, l2=1 << 18)
     part = ChainPart(find_chain(scope), ())
     text = chain_function((part,), {t.name: prod(t.shape) for t in tensors(scope)}, 1, small).script()
-    lines = [line for line in text.splitlines() if "prefetch" in line and f") * 32 + {STREAM_ELEMENTS}" in line]
+    lines = [line for line in text.splitlines() if "prefetch" in line and f") * 32 + {PREFETCH_DISTANCE}" in line]
     assert len(lines) == 4 * is_stream  # two panels of two lines a step
     arrays = integers(program)
     got = run(scope, (), arrays, machine=small).reshape(64, points)

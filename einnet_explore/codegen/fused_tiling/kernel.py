@@ -51,7 +51,7 @@ from einnet_explore.codegen.preparation import expand_table
 from einnet_explore.codegen.register_tiles import LINE_ELEMENTS, Machine
 from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.codegen.tvm.emission import (
-    STREAM_ELEMENTS,
+    PREFETCH_DISTANCE,
     Environment,
     VectorTile,
     load_vector,
@@ -392,7 +392,7 @@ class _ProductTiles:
         stride = -(-width // readers)
         for panel in range(part.extent):
             at = place(begin, tirx.const(panel, "int32")) + (number * steps + step) * stride
-            at += STREAM_ELEMENTS if is_stream else 0
+            at += PREFETCH_DISTANCE if is_stream else 0
             for n in range(0, stride, LINE_ELEMENTS):
                 T.evaluate(prefetch_line(memory, at + n))
 

@@ -35,7 +35,7 @@ from einnet_explore.codegen.register_tiles import (
 from einnet_explore.codegen.sum_of_products import SUM_RESULT, Phase, SumOfProducts
 from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.codegen.tvm.emission import (
-    STREAM_ELEMENTS,
+    PREFETCH_DISTANCE,
     Environment,
     load_vector,
     prefetch_line,
@@ -564,7 +564,7 @@ class _Writer:
             return
         region, sums = plan.regions[n], [y for y in plan.sums if y in plan.form.moves(packed)]
         steps = prod(extents[y] for y in sums)
-        ahead = region.inside * steps if plan.sharing else STREAM_ELEMENTS
+        ahead = region.inside * steps if plan.sharing else PREFETCH_DISTANCE
         following = _flat_position((region.start + ahead, dict(region.strides)), env)
         done = _row_major_position([step[y] for y in sums], [extents[y] for y in sums])
         at = (self._sharing_tile(block) * steps + done) * stride

@@ -398,8 +398,8 @@ def store_vector(buffer: TvmObject, value: TvmObject, at: TvmObject, lanes: int)
     T.buffer_store(buffer, value, [tirx.Ramp(at, 1, lanes)])
 
 
-STREAM_ELEMENTS = 64 * LINE_ELEMENTS
-"""How far ahead elements that are read once are prefetched: more than arrive in the latency of memory."""
+PREFETCH_DISTANCE = 64 * LINE_ELEMENTS
+"""Prefetch distance of data that are read once, in elements: more than memory delivers during its latency."""
 
 
 def prefetch_line(buffer: TvmObject, at: TvmObject, written: bool = False, cache: int = 1) -> TvmObject:
