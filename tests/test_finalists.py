@@ -205,7 +205,7 @@ def test_winners_are_replayed_at_other_sizes(tmp_path: Path) -> None:
     winner = next(made for e in found.variants if nested((made := e.derivation()).end))
     task = TuningTask(small, lambda: pytest.fail("opened"), {}, context, found=nothing)
     assert task._with_replayed([]) == []
-    context.winners[task._structure] = [steps_to_json(winner)]
+    context.replayable[task._structure] = {"nested": steps_to_json(winner)}
     (replayed,) = task._with_replayed([])
     assert nested(replayed.derivation().end) and replayed.derivation().start == small
     assert task._with_replayed([replayed]) == [replayed]
@@ -456,7 +456,7 @@ def test_variants_of_programs_that_differ_in_constants_are_shared(tmp_path: Path
 
     assert task(QUANTISED).replayed(any_extents=True) == []
     for any_extents in (False, True):
-        context.winners[task(QUANTISED)._pattern(any_extents)] = [steps_to_json(best.derivation())]
+        context.replayable[task(QUANTISED)._pattern(any_extents)] = {best.kind: steps_to_json(best.derivation())}
     (constants,) = task(QUANTISED.replace("0.03", "0.07")).replayed(any_extents=False)
     assert constants.kind == best.kind and "0.07" in ee.text(constants.derivation().start)
     larger = task(QUANTISED.replace("6", "8"))

@@ -111,8 +111,8 @@ class TuningContext:
 
     *cost* orders variants before they are measured, *compiler* makes them runnable, *store* keeps measured times.
     *ahead* compiles kernels before *compiler* measures them.  *ratios* are the least ratios of measured to estimated
-    seconds, by kind of variant, in the tasks so far; *winners* are the steps of their winners, by structure
-    and by pattern.
+    seconds, by kind of variant, in the tasks so far; *replayable* are the steps of their winners and chains in blocks,
+    by structure and by pattern, then by bilinear algorithm and kind.
     """
 
     settings: Settings
@@ -121,7 +121,7 @@ class TuningContext:
     compiler: ProgramCompiler
     ahead: AheadCompiler = lambda programs, constants: None
     ratios: dict[Hashable, float] = field(default_factory=dict)
-    winners: dict[Hashable, list[list[MatchJson]]] = field(default_factory=dict)
+    replayable: dict[Hashable, dict[Hashable, list[MatchJson]]] = field(default_factory=dict)
 
 
 MAX_LIBRARY_FORMS = 4
@@ -171,7 +171,7 @@ class Implementations:
     settings: Settings
     store: ProfileStore
     ratios: dict[Hashable, float] = field(default_factory=dict)
-    winners: dict[Hashable, list[list[MatchJson]]] = field(default_factory=dict)
+    replayable: dict[Hashable, dict[Hashable, list[MatchJson]]] = field(default_factory=dict)
     """See ``TuningContext``, as for *ratios*."""
 
     @cached_property
@@ -218,7 +218,7 @@ class Implementations:
             self.compiler,
             self.compile_ahead,
             self.ratios,
-            self.winners,
+            self.replayable,
         )
 
 

@@ -22,6 +22,7 @@ from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, OriginalOpener
 from einnet_explore.pipeline.variants import (
     FoundVariants,
     Variant,
+    bilinear_algorithm,
     blocked_forms,
     chain_groups,
     find_variants,
@@ -219,9 +220,14 @@ class TuningTask:
             memory.stopped()
         trial = self._try_finalists(self._with_replayed(found.variants), memory)
         if trial.derivation is not None and (trial.winner or trial.rounds_exactly):
-            for key in (self._structure, self._pattern(False), self._pattern(True)):
-                self.context.winners.setdefault(key, []).append(steps_to_json(trial.derivation))
+            self._keep_steps(trial.derivation)
         return replace(trial, search_seconds=perf_counter() - began, states=found.states, memory_short=memory.short)
+
+    def _keep_steps(self, derivation: Derivation) -> None:
+        """Let other tasks replay the steps of *derivation*."""
+        kind, steps = (bilinear_algorithm(derivation.end), program_kind(derivation.end)), steps_to_json(derivation)
+        for key in (self._structure, self._pattern(False), self._pattern(True)):
+            self.context.replayable.setdefault(key, {})[kind] = steps
 
     def _closed_variants(self) -> FoundVariants | None:
         """Return no variants where several contractions are one chain in vectors: its parts are searched."""
@@ -235,7 +241,7 @@ class TuningTask:
         return tuple((len(scope.traversals), len(scope.summations)) for scope in scopes)
 
     def replayed(self, any_extents: bool) -> list[Variant]:
-        """Return the variants by the steps of winners whose programs differ in constants only, cheapest first.
+        """Return the variants by the steps kept for programs that differ in constants only, cheapest first.
 
         If *any_extents*, they may differ in extents, too.
         """
@@ -245,15 +251,15 @@ class TuningTask:
         return pattern(self.program), () if any_extents else extents(self.program)
 
     def _with_replayed(self, found: Sequence[Variant]) -> list[Variant]:
-        """Return the variants *found*, and those that win at other sizes and were not found, cheapest first."""
+        """Return the variants *found*, and those by steps kept at other sizes that were not found, cheapest first."""
         known = {(variant.seconds, variant.kind) for variant in found}
         new = (variant for key, variant in self._replays(self._structure).items() if key not in known)
         return sorted((*found, *new), key=lambda variant: variant.seconds)
 
     def _replays(self, key: Hashable) -> dict[tuple[float, Hashable], Variant]:
-        """Return the variants by the steps of the winners with this *key*, by estimate and kind."""
+        """Return the variants by the steps kept with this *key*, by estimate and kind."""
         replayed = dict[tuple[float, Hashable], Variant]()
-        for steps in self.context.winners.get(key, ()):
+        for steps in self.context.replayable.get(key, {}).values():
             if (derivation := replay_at_other_sizes(self.program, steps)) is not None:
                 seconds, _ = self.context.cost(derivation.end)
                 variant = variant_of(seconds, derivation.end, partial(_same, derivation))
@@ -277,6 +283,8 @@ class TuningTask:
         forms = [Form(fuse_eoperators(each.derivation()), each.seconds, each.kind) for each in promising]
         groups = chain_groups(ranked, settings, below)
         blocked = blocked_forms(groups, settings.finalists)
+        for derivation in blocked:  # elsewhere another one may be the fastest
+            self._keep_steps(derivation)
         chains = [chain_form(derivation, settings.threads, self.context.cost) for derivation in blocked]
         if in_vectors is not None and all(in_vectors.end != other.end for other in blocked):
             chains.append(chain_form(in_vectors, settings.threads, self.context.cost, "in vectors"))

@@ -6,7 +6,7 @@ import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import fmean, median, quantiles
+from statistics import median, quantiles
 from time import perf_counter, process_time, sleep
 from typing import TypeAlias
 
@@ -159,7 +159,8 @@ def sample_seconds(call: Callable[[], object], repeats: int, displace: Callable[
     """Mean seconds of *repeats* calls in a row, after a first one that fills the caches.
 
     A single call that takes longer than ``WARM_CACHE_SECONDS`` counts as it is.  If *displace* is given, it is called
-    before each of them and does not count; there are ``DISPLACED_CALLS`` at most.
+    before each of them and does not count; there are ``DISPLACED_CALLS`` at most, and their median is returned, since a
+    thread that sleeps meanwhile may be woken on a core that is in use, and then waits for milliseconds.
     """
     first = own_seconds(call, 1)
     if repeats == 1 and first > WARM_CACHE_SECONDS:
@@ -170,7 +171,7 @@ def sample_seconds(call: Callable[[], object], repeats: int, displace: Callable[
     for _ in range(min(repeats, DISPLACED_CALLS)):
         displace()
         taken.append(own_seconds(call, 1))
-    return fmean(taken)
+    return median(taken)
 
 
 def own_seconds(call: Callable[[], object], repeats: int) -> float:
