@@ -210,6 +210,11 @@ def test_a_kernel_does_not_tie_its_process_to_a_core() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_threads_of_kernels_soon_sleep() -> None:
+    """They would take the cores of what is measured next; 100,000 yields take 50 to 100 ms."""
+    assert int(os.environ["TVM_THREAD_POOL_SPIN_COUNT"]) <= 5_000
+
+
 def test_misaligned_and_strided_arrays_are_accepted() -> None:
     scope = scope_of("tensor A[33]\nY[i:33] = A[i] * 2")
     raw = np.arange(100, dtype=np.float32)

@@ -127,6 +127,7 @@ def held(
     other: float,
     found: FoundVariants | None = None,
     ratios: dict[Hashable, float] | None = None,
+    replayable: Any = None,
 ) -> tuple[Trial, list[Program]]:
     """A contest with the times of a profile: of the original, of F(4x4, 3x3), of all else; and what was entered."""
     measured: list[Program] = []
@@ -140,7 +141,8 @@ def held(
 
     store = ProfileStore(cache / "p.sqlite")
     settings = Settings(states=BUDGET)
-    context = TuningContext(settings, store, CostModel(), engine, ratios={} if ratios is None else ratios)
+    shared = {"ratios": {} if ratios is None else ratios, "replayable": {} if replayable is None else replayable}
+    context = TuningContext(settings, store, CostModel(), engine, **shared)
     contest = TuningTask(program, lambda: OriginalRun(lambda: result, result), {}, context, found=found)
     for name in ("onnxruntime", "onnxruntime alone"):
         store.record(contest._key(name), before, "recorded")
@@ -211,6 +213,18 @@ def test_winners_are_replayed_at_other_sizes(tmp_path: Path) -> None:
     assert task._with_replayed([replayed]) == [replayed]
     strided = ee.ops.conv2d(N=1, H=30, W=27, C=64, F=64, R=3, S=3, padding=1, stride=2)
     assert replace(task, program=strided)._with_replayed([]) == []
+
+
+def test_chains_of_other_algorithms_are_replayed_at_other_sizes(tmp_path: Path) -> None:
+    """The fastest algorithm depends on the size, so those that lose are tried elsewhere, too."""
+    large, small = (ee.ops.conv2d(N=1, H=h, W=27, C=c, F=64, R=3, S=3, padding=1) for h, c in ((30, 64), (14, 48)))
+    kept: dict[Hashable, Any] = {}
+    outcome, _ = held(tmp_path, large, before=1.5e-3, won=0.8e-3, other=1.2e-3, replayable=kept)
+    assert outcome.winner is not None and nested(outcome.winner.end)
+    context = TuningContext(Settings(), ProfileStore(), CostModel(), lambda *_: None, replayable=kept)
+    replayed = TuningTask(small, lambda: pytest.fail("opened"), {}, context).replayed(any_extents=True)
+    assert any(nested(variant.derivation().end) for variant in replayed)
+    assert len({variant.algorithm for variant in replayed} - {()}) >= 2
 
 
 @pytest.mark.parametrize("seconds", [1.093e-3, 2e-3])

@@ -204,8 +204,8 @@ VECTOR_FLAG_PREFIXES = (
 # Else a pool of one thread ties the whole process to the first core, and all such processes of a machine to the same.
 os.environ.setdefault("TVM_BIND_THREADS", "0")
 
-# A thread of TVM's pool that waits yields so often before it sleeps: for two milliseconds.  TVM's own 300,000 times take
-# 0.2 seconds, in which it has a core that the next engine is measured on, also in the process that tries kernels.
+# A thread of TVM's pool that waits yields so often before it sleeps: for two milliseconds.  TVM's own 300,000 times
+# take 0.2 seconds, in which it has a core that the next engine is measured on, also in the process that tries kernels.
 os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "2500")
 
 
