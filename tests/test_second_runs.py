@@ -448,7 +448,7 @@ def test_tasks_that_time_is_short_for_measure_variants_of_similar_ones(
     assert trial.winner is not None and trial.states == 0
     known = work.tuner.prepare(second)[2]
     assert known is not None and known.winner == trial.winner
-    work.implementations.winners.clear()  # in another process, with more time, it is searched
+    work.implementations.replayable.clear()  # in another process, with more time, it is searched
     work.tuner.start_clock()
     assert work.tuner.prepare(second)[2] is None and work.tuner.prepare(first)[2] is not None
     assert work.tuner.run_task(second).states > 0
