@@ -48,6 +48,11 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(*COLLECTION_THRESHOLDS)
 
 
+def pytest_sessionfinish() -> None:
+    """Leave what is there out of the collections with which pytest ends, which take seconds in every process."""
+    gc.freeze()
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(config.stash[_scratch], ignore_errors=True)
 

@@ -14,6 +14,7 @@ import onnxruntime
 import pytest
 from exporter_spellings import exporter_spellings, function_spellings
 from exporter_spellings import model as small_model
+from tests.slow_cases import with_slow
 from onnx import TensorProto, helper, numpy_helper
 from onnx_building import Dims, build
 
@@ -834,9 +835,11 @@ def test_a_comparison_ends_at_its_budget_with_what_is_known(
 
 
 SPELLINGS = dict(exporter_spellings()) | dict(function_spellings())
+LARGE = ("nested filtering of 4 outputs", "nested filtering of 4 outputs with a wrong entry")
+"""Those of two outputs show the same."""
 
 
-@pytest.mark.parametrize("name", SPELLINGS)
+@pytest.mark.parametrize("name", with_slow(SPELLINGS, LARGE))
 def test_spellings_of_exporters_are_judged(name: str) -> None:
     first, second, kind = SPELLINGS[name]
     found = ee.equal(first, second)

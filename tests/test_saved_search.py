@@ -94,24 +94,26 @@ def test_time_limit_applies_to_each_iteration() -> None:
 
 def test_a_search_does_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
     """Strings hash differently in every process; what is found, and in which order, does not."""
-    said = []
     code = (
         "import sys, einnet_explore as ee; from einnet_explore.session.run import Run\n"
         "from einnet_explore.strategies.options import Options\n"
         "conv = ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3, padding=1)\n"
-        "run = Run(conv, ee.program_seconds, options=Options(sys.argv[2], 2))\n"
-        "[None for _ in run]; run.save(sys.argv[1])\n"
+        "for strategy in ('paper', 'best_first'):\n"
+        "    run = Run(conv, ee.program_seconds, options=Options(strategy, 2))\n"
+        "    [None for _ in run]; run.save(f'{strategy}{sys.argv[1]}.einx')\n"
     )
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", code, seed]
+        subprocess.run(command, env=environment, check=True, timeout=120, cwd=tmp_path)
     for strategy in ("paper", "best_first"):
-        for seed in ("1", "2"):
-            path = tmp_path / f"{strategy}{seed}.einx"
-            environment = {**os.environ, "PYTHONHASHSEED": seed}
-            subprocess.run([sys.executable, "-c", code, str(path), strategy], env=environment, check=True, timeout=120)
-            data = json.loads(path.read_text())
+        first, second = (json.loads((tmp_path / f"{strategy}{seed}.einx").read_text()) for seed in ("1", "2"))
+        for data in (first, second):
             for candidate in data["candidates"]:
                 assert 0 <= candidate.pop("found") <= data["seconds"]
-            said.append({k: v for k, v in data.items() if k not in ("seconds", "first_found")})
-        assert said[-1] == said[-2]
+            for measured in ("seconds", "first_found"):
+                data.pop(measured, None)
+        assert first == second
 
 
 def test_saved_search_that_replays_differently_is_refused() -> None:

@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain, count
 from math import prod
@@ -28,6 +29,7 @@ from einnet_explore.onnx_import.contrib_operators import expand_unregistered_ope
 from einnet_explore.onnx_import.expression_weights import with_expression_weights
 from einnet_explore.onnx_import.fourier import FOURIER
 from einnet_explore.onnx_import.model import (
+    ONNX_DOMAINS,
     Array,
     Model,
     ModelError,
@@ -476,6 +478,13 @@ def convert_opset(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
     """Convert *proto* to opset 21; return it unchanged if it is newer or the conversion fails."""
     if opset(proto) >= TARGET_OPSET:
         return proto
+    if _has_same_operators(proto):
+        same = copy_message(proto)
+        for entry in same.opset_import:
+            if entry.domain in ONNX_DOMAINS:
+                entry.version = TARGET_OPSET
+        same.ir_version = max(same.ir_version, _IR_OF_OPSET)
+        return same
     try:
         converted = version_converter.convert_version(declare_as_inputs(proto), TARGET_OPSET)
         _check(converted)
@@ -487,6 +496,28 @@ def convert_opset(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
     if opset(proto) < _RESIZE_MODES_SINCE_OPSET:
         _add_resize_modes(converted)
     return converted
+
+
+def _has_same_operators(proto: onnx.ModelProto) -> bool:
+    """Return whether all operators of *proto* are ONNX's and have the same definition in opset 21."""
+    own = opset(proto)
+    return (
+        own > 0
+        and not proto.functions
+        and all(
+            node.domain in ONNX_DOMAINS and _since(node.op_type, own) == _since(node.op_type, TARGET_OPSET) is not None
+            for node in walk_nodes(proto)
+        )
+    )
+
+
+@lru_cache(1 << 10)
+def _since(operator: str, version: int) -> int | None:
+    """Return the opset that defines *operator* as opset *version* has it, or None if that has no such operator."""
+    try:
+        return int(onnx.defs.get_schema(operator, version).since_version)
+    except onnx.defs.SchemaError:
+        return None
 
 
 _RESIZE_MODES_SINCE_OPSET = 11

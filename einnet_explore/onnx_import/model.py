@@ -209,9 +209,13 @@ def with_domains(model: Model, domains: Domains) -> Model:
     return replace(model, domains={**model.domains, **found})
 
 
+ONNX_DOMAINS = ("", "ai.onnx")
+"""The names of the domain of ONNX's own operators."""
+
+
 def opset(proto: onnx.ModelProto) -> int:
     """Return the version of the default operator set of *proto*, 0 if the model names none."""
-    return max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+    return max((entry.version for entry in proto.opset_import if entry.domain in ONNX_DOMAINS), default=0)
 
 
 def list_nodes(graph: onnx.GraphProto) -> tuple[ModelNode, ...]:

@@ -13,6 +13,7 @@ import onnxruntime
 from onnx import helper, shape_inference
 
 from einnet_explore.onnx_import.model import (
+    ONNX_DOMAINS,
     Declared,
     ModelError,
     ModelValue,
@@ -118,7 +119,7 @@ first input."""
 def replace_misjudged_nodes(proto: onnx.ModelProto) -> None:
     """Replace nodes of *proto* that ONNX's inference misjudges by others, for shape inference and checks only."""
     for node in proto.graph.node:
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain not in ONNX_DOMAINS:
             continue
         if node.op_type in _MISJUDGED:
             node.op_type = "Identity"
@@ -134,7 +135,7 @@ def infer_static_shapes(file: str, proto: onnx.ModelProto, arrays: Arrays = NO_W
     """
     bare = _without_large_weights(proto)
     _open_outputs(bare.graph)
-    strict = all(node.domain in ("", "ai.onnx") for node in bare.graph.node)
+    strict = all(node.domain in ONNX_DOMAINS for node in bare.graph.node)
     replace_misjudged_nodes(bare)
     message = ""
     # Data propagation rejects some valid shapes, and materialises all numbers of a Range.

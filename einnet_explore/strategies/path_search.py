@@ -5,7 +5,7 @@ tensors, are one derivation: the steps of the second are taken backwards (the ru
 
 .. code-block:: text
 
-    two tables of known programs by canonical key, one an end, and the derivation to each
+    a table of known programs by canonical key, and the derivation from each end
     until they meet: continue the program with the lowest rank, with each match of each rule, also cleaned up
     rank: its steps, and how much of it and of the other end is not in common (scopes, reads, functions, constants)
     then, for a number of programs, look for a shorter way
@@ -60,13 +60,18 @@ class PathSearch:
         self.rules = tuple(rule for rule in ALL_RULES if not (open_programs and _instantiates(rule)))
         if not open_programs:
             self.rules = (*self.rules, matching_rule(OPERATORS))
-        self.ends = (_End(before, _features(after)), _End(after, _features(before)))
-        self.best: Derivation | None = Derivation(before) if self.ends[0].meets(self.ends[1]) else None
+        self.ends = (_End(0, _features(after)), _End(1, _features(before)))
+        self.reached: dict[Hashable, list[Derivation | None]] = {}
+        """The shortest derivation to each program from either end; keys are large, so one table is looked up once."""
+        self.best: Derivation | None = None
+        for end, start in zip(self.ends, (before, after), strict=True):
+            self._reach(end, Derivation(start))
 
     @property
     def known(self) -> tuple[int, int]:
         """The number of programs that are known from each end."""
-        return len(self.ends[0].known), len(self.ends[1].known)
+        first, second = self.ends
+        return first.known, second.known
 
     @property
     def complete(self) -> bool:
@@ -76,7 +81,7 @@ class PathSearch:
     def run(self) -> Generator[Derivation | None, None, None]:
         """Yield ``best`` after each program that is reached; ends when no program is left to be continued."""
         while waiting := [end for end in self.ends if end.waiting]:
-            end = min(waiting, key=lambda end: len(end.known))
+            end = min(waiting, key=lambda end: end.known)
             _, _, derivation = heappop(end.waiting)
             for longer in _continued(derivation, self.rules):
                 for steps in range(len(derivation.steps) + 1, len(longer.steps) + 1):
@@ -84,12 +89,17 @@ class PathSearch:
                 yield self.best
 
     def _reach(self, end: _End, derivation: Derivation) -> None:
-        first, second = self.ends
-        other = second if end is first else first
-        key = end.add(derivation)
-        if key is None or key not in other.known:
+        """Note that *derivation* leads from *end* to its last program, unless a shorter one does."""
+        shortest = self.reached.setdefault(program_key(derivation.end), [None, None])
+        before = shortest[end.side]
+        if before is not None and len(before.steps) <= len(derivation.steps):
             return
-        there, back = first.known[key], second.known[key]
+        end.known += before is None
+        shortest[end.side] = derivation
+        end.add(derivation)
+        there, back = shortest
+        if there is None or back is None:
+            return
         if self.best is None or len(there.steps) + len(back.steps) < len(self.best.steps):
             for step in reversed(back.steps):
                 there = there.then(backwards(INVERSE, step))
@@ -98,32 +108,19 @@ class PathSearch:
 
 @dataclass(eq=False)
 class _End:
-    """The programs that are reached from *start*, by key, and those to be continued, by rank."""
+    """An end: the programs *known* from it are counted, and those to be continued wait by rank."""
 
-    start: Program
+    side: int
     goal: Features
-    known: dict[Hashable, Derivation] = field(default_factory=dict)
+    known: int = 0
     waiting: list[tuple[float, int, Derivation]] = field(default_factory=list)
     numbers: count[int] = field(default_factory=count)
 
-    def __post_init__(self) -> None:
-        self.add(Derivation(self.start))
-
-    def meets(self, other: _End) -> bool:
-        """Whether some program is known from both ends."""
-        return not self.known.keys().isdisjoint(other.known)
-
-    def add(self, derivation: Derivation) -> Hashable | None:
-        """Add the end of *derivation*; return its key, None if one that is no longer leads there."""
-        key = program_key(derivation.end)
-        before = self.known.get(key)
-        if before is not None and len(before.steps) <= len(derivation.steps):
-            return None
-        self.known[key] = derivation
+    def add(self, derivation: Derivation) -> None:
+        """Let the last program of *derivation* wait to be continued."""
         found = _features(derivation.end)
         distance = (found - self.goal).total() + (self.goal - found).total()
         heappush(self.waiting, (len(derivation.steps) + DISTANCE_WEIGHT * distance, next(self.numbers), derivation))
-        return key
 
 
 def run_for(search: PathSearch, budget: float) -> Derivation | None:

@@ -9,9 +9,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import accumulate
 from typing import Literal, TypeAlias
 
 from einnet_explore.ir import Equation, Scope
@@ -126,13 +128,18 @@ class _Filler:
         return line
 
     def _put(self, group: _Group, indent: int) -> Iterable[FormulaLine]:
-        for part in group.parts:
-            flat = _Group([part]).flat()
-            if not self._fits(flat) and self.mathtext.strip():
+        done = 0
+        while done < len(group.parts):
+            parts = group.parts[done:]
+            fitting = self._count_fitting(parts)
+            if not fitting and self.mathtext.strip():
                 yield self._line(indent)
-            if self._fits(flat):
-                self._add(flat)
+                fitting = self._count_fitting(parts)
+            if fitting:
+                self._add(_Group(parts[:fitting]).flat())
+                done += fitting
                 continue
+            part = parts[0]
             for n, piece in enumerate(part):
                 if isinstance(piece, _Group):
                     self.open += 1
@@ -142,6 +149,27 @@ class _Filler:
                 if n and not self._fits(_Group([part[n : n + 3]]).flat()):  # a bracket that closes, and what it opens
                     yield self._line(indent)
                 self._add(piece)
+            done += 1
+
+    def _count_fitting(self, parts: Sequence[list[tuple[str, str] | _Group]]) -> int:
+        """Return how many of *parts* fit on the line; Matplotlib takes long for a width, so it begins with a guess."""
+        flat = ["".join(_flat(piece)[0] for piece in part) for part in parts]
+        room = self.wide / (GUESSED_WIDTH * self.size) - _count_signs(self.mathtext)
+        total = list(accumulate(map(_count_signs, flat)))
+        count = max(1, bisect_right(total, room))
+
+        def fits(count: int) -> bool:
+            return self._fits(_Group(list(parts[:count])).flat())
+
+        if fits(count):
+            while count < len(parts) and fits(count + 1):
+                count += 1
+            return count
+        while count > 1:
+            count -= 1
+            if fits(count):
+                return count
+        return 0
 
     def _add(self, piece: tuple[str, str]) -> None:
         self.mathtext += piece[0]
@@ -152,6 +180,14 @@ class _Filler:
         brackets = 0.4 * self.size * self.open  # those that have to be closed yet
         wide = self.wide - self.indent * INDENT * self.size - brackets
         return not line or formula_width(line, self.size, self.fonts) <= wide
+
+
+GUESSED_WIDTH = 0.4
+"""Width of a sign of a formula, in sizes of the font, as it is guessed before it is measured."""
+
+
+def _count_signs(mathtext: str) -> int:
+    return len(re.findall(r"\\\w+|[^\s{}_^]", mathtext))
 
 
 def _trimmed(line: str) -> str:
