@@ -14,7 +14,6 @@ import onnxruntime
 import pytest
 from exporter_spellings import exporter_spellings, function_spellings
 from exporter_spellings import model as small_model
-from tests.slow_cases import with_slow
 from onnx import TensorProto, helper, numpy_helper
 from onnx_building import Dims, build
 
@@ -33,6 +32,7 @@ from einnet_explore.session import model_equality
 from einnet_explore.session.model_equality import Difference, Verdict
 from einnet_explore.support.errors import Refused
 from einnet_explore.viz.graph_figures import DIFFERENT_COLOUR
+from tests.slow_cases import with_slow
 
 LENGTH, WIDTH, HEADS = 6, 16, 2
 
