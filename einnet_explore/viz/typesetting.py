@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
@@ -151,25 +151,16 @@ class _Filler:
                 self._add(piece)
             done += 1
 
-    def _count_fitting(self, parts: Sequence[list[tuple[str, str] | _Group]]) -> int:
+    def _count_fitting(self, parts: list[list[tuple[str, str] | _Group]]) -> int:
         """Return how many of *parts* fit on the line; Matplotlib takes long for a width, so it begins with a guess."""
-        flat = ["".join(_flat(piece)[0] for piece in part) for part in parts]
+        flat = [_Group([part]).flat()[0] for part in parts]
         room = self.wide / (GUESSED_WIDTH * self.size) - _count_signs(self.mathtext)
-        total = list(accumulate(map(_count_signs, flat)))
-        count = max(1, bisect_right(total, room))
-
-        def fits(count: int) -> bool:
-            return self._fits(_Group(list(parts[:count])).flat())
-
-        if fits(count):
-            while count < len(parts) and fits(count + 1):
-                count += 1
-            return count
-        while count > 1:
+        count = max(1, bisect_right(list(accumulate(map(_count_signs, flat))), room))
+        while count and not self._fits(_Group(parts[:count]).flat()):
             count -= 1
-            if fits(count):
-                return count
-        return 0
+        while 0 < count < len(parts) and self._fits(_Group(parts[: count + 1]).flat()):
+            count += 1
+        return count
 
     def _add(self, piece: tuple[str, str]) -> None:
         self.mathtext += piece[0]
