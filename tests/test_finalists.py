@@ -126,10 +126,12 @@ def held(
     won: float,
     other: float,
     found: FoundVariants | None = None,
-    ratios: dict[Hashable, float] | None = None,
-    replayable: Any = None,
+    **shared: Any,
 ) -> tuple[Trial, list[Program]]:
-    """A contest with the times of a profile: of the original, of F(4x4, 3x3), of all else; and what was entered."""
+    """A contest with the times of a profile: of the original, of F(4x4, 3x3), of all else; and what was entered.
+
+    *shared* is what its context shares with others.
+    """
     measured: list[Program] = []
     result: dict[str, Any] = {}
 
@@ -141,7 +143,6 @@ def held(
 
     store = ProfileStore(cache / "p.sqlite")
     settings = Settings(states=BUDGET)
-    shared = {"ratios": {} if ratios is None else ratios, "replayable": {} if replayable is None else replayable}
     context = TuningContext(settings, store, CostModel(), engine, **shared)
     contest = TuningTask(program, lambda: OriginalRun(lambda: result, result), {}, context, found=found)
     for name in ("onnxruntime", "onnxruntime alone"):

@@ -144,8 +144,7 @@ def are_dense_bands(candidate: Candidate) -> bool:
         (3, 40, 16, 16, 5, 2),
         *slow((4, 30, 12, 12, 3, 5)),
         (5, 42, 14, 12, 4, 6),
-        *slow((8, 28, 12, 16, 6, 2)),
-        *slow((12, 36, 12, 16, 4, 3)),
+        *slow((8, 28, 12, 16, 6, 2), (12, 36, 12, 16, 4, 3)),
     ],
 )
 def test_fig14_dilated_attention_is_two_dense_bands_whose_layouts_cancel(

@@ -223,11 +223,13 @@ class TuningTask:
             self._keep_steps(trial.derivation)
         return replace(trial, search_seconds=perf_counter() - began, states=found.states, memory_short=memory.short)
 
-    def _keep_steps(self, derivation: Derivation) -> None:
-        """Let other tasks replay the steps of *derivation*."""
-        kind, steps = (bilinear_algorithm(derivation.end), program_kind(derivation.end)), steps_to_json(derivation)
+    def _keep_steps(self, *derivations: Derivation) -> None:
+        """Let other tasks replay the steps of *derivations*."""
+        kinds = [(bilinear_algorithm(each.end), program_kind(each.end)) for each in derivations]
+        steps = list(map(steps_to_json, derivations))
         for key in (self._structure, self._pattern(False), self._pattern(True)):
-            self.context.replayable.setdefault(key, {})[kind] = steps
+            known = self.context.replayable.setdefault(key, {})
+            known.update(zip(kinds, steps, strict=True))
 
     def _closed_variants(self) -> FoundVariants | None:
         """Return no variants where several contractions are one chain in vectors: its parts are searched."""
@@ -283,8 +285,7 @@ class TuningTask:
         forms = [Form(fuse_eoperators(each.derivation()), each.seconds, each.kind) for each in promising]
         groups = chain_groups(ranked, settings, below)
         blocked = blocked_forms(groups, settings.finalists)
-        for derivation in blocked:  # elsewhere another one may be the fastest
-            self._keep_steps(derivation)
+        self._keep_steps(*blocked)  # elsewhere another one may be the fastest
         chains = [chain_form(derivation, settings.threads, self.context.cost) for derivation in blocked]
         if in_vectors is not None and all(in_vectors.end != other.end for other in blocked):
             chains.append(chain_form(in_vectors, settings.threads, self.context.cost, "in vectors"))

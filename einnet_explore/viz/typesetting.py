@@ -152,10 +152,10 @@ class _Filler:
             done += 1
 
     def _count_fitting(self, parts: list[list[tuple[str, str] | _Group]]) -> int:
-        """Return how many of *parts* fit on the line; Matplotlib takes long for a width, so it begins with a guess."""
+        """Return how many of *parts* fit on the line; widths are measured from an estimate on, as each takes long."""
         flat = [_Group([part]).flat()[0] for part in parts]
-        room = self.wide / (GUESSED_WIDTH * self.size) - _count_signs(self.mathtext)
-        count = max(1, bisect_right(list(accumulate(map(_count_signs, flat))), room))
+        room = self.wide / (ESTIMATED_WIDTH * self.size) - _count_symbols(self.mathtext)
+        count = max(1, bisect_right(list(accumulate(map(_count_symbols, flat))), room))
         while count and not self._fits(_Group(parts[:count]).flat()):
             count -= 1
         while 0 < count < len(parts) and self._fits(_Group(parts[: count + 1]).flat()):
@@ -173,11 +173,11 @@ class _Filler:
         return not line or formula_width(line, self.size, self.fonts) <= wide
 
 
-GUESSED_WIDTH = 0.4
-"""Width of a sign of a formula, in sizes of the font, as it is guessed before it is measured."""
+ESTIMATED_WIDTH = 0.4
+"""Width of a symbol of a formula, in sizes of the font, as it is estimated before it is measured."""
 
 
-def _count_signs(mathtext: str) -> int:
+def _count_symbols(mathtext: str) -> int:
     return len(re.findall(r"\\\w+|[^\s{}_^]", mathtext))
 
 
